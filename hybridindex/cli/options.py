@@ -91,7 +91,9 @@ RowCache = Annotated[
     str | None,
     typer.Option(
         "--row-cache",
-        help="Host memory that is left for rows, where they stay on disk (--rows mapped), e.g. 8GiB; default all.",
+        metavar="BYTES|all",
+        help="Host memory that is left for rows, where they stay on disk (--rows mapped), e.g. 8GiB; all: they are in "
+        "memory. Default: as in the plan in force, else all.",
     ),
 ]
 

@@ -131,8 +131,8 @@ class Client(OfOneProcess):
 
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage (or "solve"), hit_rate_model, headroom,
-                row_cache_bytes, bandwidth_share, force. Where several indexes share one budget, the daemon divides it
-                anew.
+                row_cache_bytes (or "all"), bandwidth_share, force. Where several indexes share one budget, the daemon
+                divides it anew.
 
         Raises:
             InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` was not given.

@@ -399,7 +399,7 @@ class Service(OfOneProcess):
         coverage: float | Literal["solve"] | None = None,
         hit_rate_model: HitRateChoice | None = None,
         headroom: float | None = None,
-        row_cache_bytes: int | None = None,
+        row_cache_bytes: int | Literal["all"] | None = None,
         bandwidth_share: float | None = None,
         force: bool = False,
     ) -> dict[str, Any]:

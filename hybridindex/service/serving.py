@@ -187,7 +187,9 @@ def without_paths(store: ControlStore, problem: StoreError | str) -> str:
 def _choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:
     try:
         if config.router.precision != "rows":
-            index.ivf.load_codes()  # those that turn out to be damaged have no plans
+            codes = index.ivf.load_codes()  # those that turn out to be damaged have no plans
+            if codes is None and config.router.rows == "mapped":
+                return PlanChoice()  # the router is refused, and says why
         view = choose_view(index.ivf, store, choice, precision_asked(config.router))
         found = _resumed(view, choice, config, store)
     except ProfileMismatchError as error:
@@ -210,7 +212,9 @@ def _choose_plan(index: Index, choice: str, config: ServiceConfig, store: Contro
 
 def precision_asked(config: RouterConfig) -> PrecisionName:
     """What plans have to be of that ``config`` can serve."""
-    return "rows" if config.precision == "auto" and config.host_scanner == "faiss" else config.precision
+    if config.precision != "auto":
+        return config.precision
+    return "codes" if config.rows == "mapped" else "rows" if config.host_scanner == "faiss" else "auto"
 
 
 def _resumed(view: IVFIndex, choice: str, config: ServiceConfig, store: ControlStore) -> tuple[int, Plan] | None:
@@ -245,9 +249,11 @@ def open_serving(
     settings = config.router
     if settings.devices and (on_host or (choice.plan is None and settings.device_budget_bytes is None)):
         settings = replace(settings, devices=(), device_budget_bytes=None, pin_host_lists=0)
-        of_rows = choice.plan is not None and choice.plan.index_fingerprint == index.fingerprint
-        if of_rows and settings.precision == "auto":
-            settings = replace(settings, precision="rows")
+        if choice.plan is not None and settings.precision == "auto":
+            if choice.plan.index_fingerprint == index.fingerprint:
+                settings = replace(settings, precision="rows")
+            elif index.ivf.rabitq is not None and choice.plan.index_fingerprint == index.ivf.by_codes().fingerprint:
+                settings = replace(settings, precision="codes", host_scanner="auto")
     router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
     try:
         refresher = None

@@ -7,16 +7,18 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.client import Client
-from hybridindex.errors import InvalidInputError, ReloadError, UnsupportedIndexError
+from hybridindex.errors import InvalidInputError, ProfileMismatchError, ReloadError, UnsupportedIndexError
 from hybridindex.index import open_index
 from hybridindex.index.compress import compress
+from hybridindex.index.rabitq.spec import RabitqSpec
 from hybridindex.plans.precision import views_of
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service import daemon
 from hybridindex.service.observe.series import Series
+from hybridindex.service.serving import PlanChoice, close_serving, open_serving
 from tests.clustered import clustered
-from tests.partitioner.synthetic import profile_of
+from tests.partitioner.synthetic import profile_of, with_candidates, with_row_faults
 from tests.router.slow_copies import until
 from tests.service.conftest import ask, assert_same
 from tests.service.live import live
@@ -291,6 +293,57 @@ def test_a_daemon_starts_with_the_current_plan_of_its_precision(coded_path, make
     service.close()
     of_rows = make_service(router={"precision": "rows"})
     assert (of_rows.plan_id, of_rows.router.plan.bits, of_rows.router.precision) == (rows, None, "rows")
+
+
+def test_the_host_scans_codes_in_the_place_of_devices_that_do(coded_path, make_service, queries, monkeypatch):
+    """Where many candidates would make ``auto`` take rows, too."""
+    _, codes = plans_of_both(coded_path)
+    with hx.open(coded_path) as index:
+        index.apply_plan(codes, force=True)
+    monkeypatch.setattr(RabitqSpec, "hardly_pays", lambda *_: "many would be compared")
+    service = make_service()
+    now = service.generations.current
+    choice = PlanChoice(plan=now.router.plan, plan_id=codes)
+    stands_in = open_serving(now.index, choice, service.config, service.store, None, on_host=True)
+    try:
+        assert service.router.devices
+        assert not stands_in.router.devices
+        assert stands_in.router.precision == service.router.precision
+        assert_same(stands_in.router.search(queries, 5, 6), service.router.search(queries, 5, 6))
+    finally:
+        close_serving(stands_in, index=False)
+
+
+def test_a_daemon_with_rows_on_disk_refuses_plans_of_rows(coded_path, make_service):
+    rows, codes = plans_of_both(coded_path)
+    service = make_service(router={"rows": "mapped"})
+    assert not service.router.devices
+    with pytest.raises(ProfileMismatchError, match=f"precision is 'codes', and plan {rows} is of rows"):
+        service.apply_plan(str(rows), apply=True, force=True)
+    assert service.apply_plan(str(codes), apply=True, force=True)["plan_id"] == codes
+    assert service.router.devices
+    service.close()
+    assert make_service(router={"rows": "mapped"}).plan_id == codes
+
+
+def test_a_row_cache_is_taken_back_and_left_behind(coded_path, make_service):
+    with hx.open(coded_path) as index, index.store() as store:
+        profile = with_row_faults(with_candidates(profile_of(index.ivf.by_codes()), index.ivf.code_size))
+        plan = index.plan(1000, 4 << 20, store.save_profile(profile), coverage=0.5, row_cache_bytes=1 << 20)
+        index.apply_plan(plan, force=True)
+    service = make_service(router={"rows": "mapped"})
+    changed = {"apply": False, "coverage": 0.5}
+    assert service.repartition(**changed)["plan"]["row_cache_bytes"] == 1 << 20
+    assert service.repartition(**changed, row_cache_bytes=2 << 20)["plan"]["row_cache_bytes"] == 2 << 20
+    body = {**changed, "row_cache_bytes": "all"}
+    assert ask(service, "POST", "/v1/repartition", json=body).json()["plan"]["row_cache_bytes"] is None
+    # The next content has a profile that did not measure what reading rows takes.
+    with open_index(coded_path) as index:
+        compress(index, bits=1)
+    with hx.open(coded_path) as index, index.store() as store:
+        store.save_profile(profile_of(index.ivf.by_codes()))
+    assert service.reload()["plan_origin"] == "made anew"
+    assert (service.router.plan.bits, service.router.plan.request.row_cache_bytes) == (1, None)
 
 
 def test_a_daemon_by_codes_plans_codes_and_refuses_plans_of_rows(coded_path, make_service):

@@ -25,7 +25,7 @@ from hybridindex.errors import InvalidInputError, StoreError, UnreachableError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import apply_offline, current_plan_id
 from hybridindex.plans.precision import choose_view, view_of
-from hybridindex.plans.replan import SOLVE, PlanChanges
+from hybridindex.plans.replan import ALL_IN_MEMORY, SOLVE, PlanChanges
 from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.daemon_address import find_daemon
@@ -85,8 +85,13 @@ class TargetOptions:
             coverage=coverage,
             hit_rate_model=self.hit_rate_model and self.hit_rate_model.replace("-", "_"),  # type: ignore[arg-type]
             headroom=self.headroom,
-            row_cache_bytes=None if self.row_cache is None else parse_bytes(self.row_cache),
+            row_cache_bytes=None if self.row_cache is None else read_row_cache(self.row_cache),
         )
+
+
+def read_row_cache(given: str) -> int | Literal["all"]:
+    """Of ``--row-cache``. Raises InvalidInputError where it is no number of bytes."""
+    return ALL_IN_MEMORY if given == ALL_IN_MEMORY else parse_bytes(given)
 
 
 def _connect(index: Path | None, url: str | None, key: str | None) -> Client:

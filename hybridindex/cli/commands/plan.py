@@ -49,6 +49,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.current import current_plan_id
 from hybridindex.plans.precision import choose_view, precision_of, stored_history, views_of
+from hybridindex.plans.replan import ALL_IN_MEMORY
 from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
@@ -406,7 +407,7 @@ def _other_precision(
 
 
 def _decide(opened: hx.Index, measured: Profile, goal: PlanOptions, llm: LLMProfile | None, precision: str) -> Plan:
-    budgets = [parse_bytes(b) for b in goal.budget or ()]
+    budgets, row_cache = [parse_bytes(b) for b in goal.budget or ()], goal.row_cache or ALL_IN_MEMORY
     return opened.plan(
         goal.slo_ms,
         budgets[0] if len(budgets) == 1 else budgets,
@@ -421,7 +422,7 @@ def _decide(opened: hx.Index, measured: Profile, goal: PlanOptions, llm: LLMProf
         slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
         hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
         headroom=goal.headroom,
-        row_cache_bytes=None if goal.row_cache is None else parse_bytes(goal.row_cache),
+        row_cache_bytes=None if row_cache == ALL_IN_MEMORY else parse_bytes(row_cache),
         allow_other_hardware=goal.any_hardware,
     )
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from typing_extensions import TypedDict
 
 from hybridindex.config import MAX_CANDIDATES
-from hybridindex.plans.replan import SOLVE
+from hybridindex.plans.replan import ALL_IN_MEMORY, SOLVE
 from hybridindex.service.config import Limits
 from hybridindex.service.http.wire import (
     BodyError,
@@ -187,6 +187,7 @@ class Requests:
         most = min(nlist, limits.max_nprobe or nlist)
         budgets = f"whole bytes, 0..{_MOST_BYTES}, or a list of {n_devices} such numbers, one per device"
         each = Field(min_length=n_devices, max_length=n_devices, strict=False)
+        cached = f"whole bytes of memory for rows on disk, 0..{_MOST_BYTES}, or {ALL_IN_MEMORY!r}: they are in memory"
         window = "a number above 0. Instead of bytes: time to hide copies in."
         deadline = (
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
@@ -224,7 +225,7 @@ class Requests:
             coverage: Annotated[_Part | Literal["solve"], Field(description=f"a number 0..1, or {SOLVE!r}")]
             hit_rate_model: _HitRates
             headroom: _Headroom
-            row_cache_bytes: _Bytes
+            row_cache_bytes: Annotated[_Bytes | Literal["all"], Field(description=cached)]
             bandwidth_share: _Share
             force: _Flag
 

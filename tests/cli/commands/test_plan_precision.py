@@ -141,10 +141,13 @@ def test_rows_on_disk_are_searched_profiled_and_planned(cli, idx, tmp_path, capl
     assert less.code == 0, less.err
     with hx.open(idx) as index:
         assert index.current_plan().request.row_cache_bytes == 0
-    assert cli("repartition", idx, "--slo-ms", 900, "--row-cache", "2MiB", "--apply", "--json").code == 0
+    for given, kept in (("all", None), ("2MiB", 2 << 20)):
+        assert cli("repartition", idx, "--slo-ms", 900, "--row-cache", given, "--apply", "--json").code == 0
+        with hx.open(idx) as index:
+            assert index.current_plan().request.row_cache_bytes == kept
+    assert cli(*plan, "--row-cache", "all", "--json").json["row_cache_bytes"] is None
     with hx.open(idx) as index:
         plan = index.current_plan()
-        assert plan.request.row_cache_bytes == 2 << 20
         for rows, said in (("resident", True), ("mapped", False)):
             caplog.clear()
             index.router(plan, ["cpu"], rows=rows).close()
