@@ -48,7 +48,7 @@ class Health:
 def status_of(service: Service) -> dict[str, Any]:
     """``GET /v1/status``: without paths and keys."""
     router, index, admission = service.router, service.index, service.admission
-    stats, residency = router.stats(), router.residency
+    stats, residency, beside = router.stats(), router.residency, router.row_residency
     plan, damage = router.plan, router.damage
     refresher = None if service.refresher is None else describe(service.refresher.status())
     # A refresher knows the row of the plan that it committed.
@@ -77,7 +77,11 @@ def status_of(service: Service) -> dict[str, Any]:
         "plan_id": service.plan_id if committed is None else committed,
         "expected_hit_rate": service.expected_hit_rate,
         "planned_hit_rate": None if plan is None else plan.predicted_hit_rate,
-        "residency": {"version": residency.version, "lists": residency.n_resident},
+        "residency": {
+            "version": residency.version,
+            "lists": residency.n_resident,
+            "rows": 0 if beside is None else beside.n_resident,
+        },
         "devices": [
             {
                 "name": tier.label,

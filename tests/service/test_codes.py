@@ -290,6 +290,7 @@ def test_a_daemon_starts_with_the_current_plan_of_its_precision(coded_path, make
     assert status["plan_id"] == codes
     assert status["index"]["list_bytes"] == service.index.ivf.rabitq.list_bytes.sum() < service.index.list_bytes.sum()
     assert status["devices"][0]["resident_bytes"] < status["index"]["list_bytes"] + (1 << 20)
+    assert status["residency"] == {"version": status["residency"]["version"], "lists": 12, "rows": 0}
     service.close()
     of_rows = make_service(router={"precision": "rows"})
     assert (of_rows.plan_id, of_rows.router.plan.bits, of_rows.router.precision) == (rows, None, "rows")

@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import partial
 
 from hybridindex.cli.commands.daemon import _status_table
+from hybridindex.cli.console import readable_bytes
 from hybridindex.errors import DeviceSlowError
 from hybridindex.service import pruning
 from hybridindex.service.auth import KeyFile, Keyring
@@ -79,6 +80,12 @@ def test_the_hit_rate_is_expected_of_the_lists_that_are_placed(make_service):
     expected, planned = f"{told['expected_hit_rate']:.1%}", f"{told['planned_hit_rate']:.1%}"
     lines = dict(zip(*(column.cells for column in _status_table(told).columns), strict=True))
     assert lines["hit rate"] == f"0.0% (expected {expected}; with all lists of the plan {planned})"
+    device, nbytes = told["devices"][0], told["index"]["list_bytes"]
+    assert f"of {readable_bytes(nbytes)} resident" in lines[device["name"]]
+    # Rows beside codes are no part of what is scanned.
+    told["residency"]["rows"] = 7
+    lines = dict(zip(*(column.cells for column in _status_table(told).columns), strict=True))
+    assert "with the rows of 7 lists resident" in lines[device["name"]]
     said = ask(service, "GET", "/metrics").text.splitlines()
     assert f"hybridindex_hit_rate_expected {told['expected_hit_rate']}" in said
     assert f"hybridindex_hit_rate_planned {told['planned_hit_rate']}" in said

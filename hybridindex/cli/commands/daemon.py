@@ -121,8 +121,9 @@ def _status_table(status: dict[str, Any]) -> Table:
     table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
     table.add_row("refused", refused)
     table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")
-    whole = index.get("list_bytes")  # a daemon of 0.3 has none
-    of = "" if whole is None else f" of {readable_bytes(whole)}"
+    whole, beside = index.get("list_bytes"), status["residency"].get("rows")  # a daemon of 0.3 has none
+    of = "" if whole is None or beside else f" of {readable_bytes(whole)}"
+    of += f" with the rows of {beside:,} lists" if beside else ""
     for tier in status["devices"]:
         words = "failed" if tier["failed"] else tier["disabled_reason"] or "works"
         moved = f"{readable_bytes(tier['resident_bytes'])}{of} resident, {readable_bytes(tier['moved_bytes'])} moved"

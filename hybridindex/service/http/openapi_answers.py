@@ -252,7 +252,7 @@ STATUS = answer(
             "plan_id": _nullable(_INTEGER),
             "expected_hit_rate": _nullable(_SHARE),
             "planned_hit_rate": _nullable(_SHARE),
-            "residency": closed({"version": _COUNT, "lists": _COUNT}),
+            "residency": closed({"version": _COUNT, "lists": _COUNT, "rows": _COUNT}),
             "devices": _array(
                 closed(
                     {
