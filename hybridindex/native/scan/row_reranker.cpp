@@ -93,8 +93,9 @@ bool ChosenRows::scan(Rows& rows, Shared& shared, const ScanPlan&, const ScanIte
     const float* const query = shared.query(item.list);
     QueryHeap& heap = apart != nullptr ? *apart : shared.heap(item.list);
     rows.decoded.grow(kTogether * dims_);
+    const auto is_there = [&](std::int64_t i) { return i < item.count && positions[i] >= 0; };
     const auto fetch_row = [&](std::int64_t i) {
-        if (i >= item.count || positions[i] < 0) return;
+        if (!is_there(i)) return;
         const Place at = place(positions[i]);
         fetch(at.code, lists_.codes.code_size);
         fetch(at.id, 1);
@@ -104,16 +105,21 @@ bool ChosenRows::scan(Rows& rows, Shared& shared, const ScanPlan&, const ScanIte
     const float* const queries[kTogether] = {query, query, query, query};
     for (std::int64_t begin = 0; begin < item.count; begin += kTogether) {
         if (stopped()) return false;
-        const float* pointers[kTogether];
+        const float *pointers[kTogether], *ahead[kTogether];
         std::int64_t ids[kTogether];
         float distances[kTogether];
         int n = 0;
         for (std::int64_t i = begin; i < std::min<std::int64_t>(begin + kTogether, item.count); ++i) {
-            fetch_row(i + kRowsAhead);
+            if (!direct_) fetch_row(i + kRowsAhead);
             if (positions[i] < 0) continue;
             const Place at = place(positions[i]);
             if (direct_) {
+                // Their lines are fetched one by one while these rows are compared: many at once would keep them waiting.
+                const bool later = is_there(i + kRowsAhead);
+                const Place behind = later ? place(positions[i + kRowsAhead]) : at;
+                if (later) fetch(behind.id, 1);
                 pointers[n] = reinterpret_cast<const float*>(at.code);
+                ahead[n] = reinterpret_cast<const float*>(behind.code);
             } else {
                 float* const decoded = rows.decoded.data() + n * dims_;
                 decode(at, decoded);
@@ -122,7 +128,7 @@ bool ChosenRows::scan(Rows& rows, Shared& shared, const ScanPlan&, const ScanIte
             ids[n++] = *at.id;
         }
         if (n == 0) continue;
-        distances_of(pointers, queries, n, dims_, distances);
+        distances_of(pointers, queries, n, dims_, distances, direct_ ? ahead : nullptr);
         for (int r = 0; r < n; ++r)
             if (distances[r] <= heap.limit()) heap.push(distances[r], ids[r]);
     }
@@ -224,7 +230,7 @@ void paged_distances(const PagedRows& rows, const float* queries, std::int64_t n
             }
             if (here == 0) continue;
             float distances[kTogether];
-            distances_of(pointers, same, here, dims, distances);
+            distances_of(pointers, same, here, dims, distances, nullptr);
             for (int r = 0; r < here; ++r)
                 if (distances[r] <= QueryHeap::kNoLimit) out[places[r]] = keep_max ? -distances[r] : distances[r];
         }
@@ -259,7 +265,7 @@ void pair_products(const float* queries, std::int64_t n, const float* centroids,
                 copy_padded(rows[i], dim, dims, 1.0f, copy);
                 rows[i] = copy;
             }
-            kernels.inner_product_pairs(rows, same, here, dims, found);
+            kernels.inner_product_pairs(rows, same, here, dims, found, nullptr);
             for (int i = 0; i < here; ++i)
                 if (probes[q * p + begin + i] < 0) found[i] = 0;
         }

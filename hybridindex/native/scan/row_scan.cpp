@@ -277,7 +277,7 @@ void RowScan::compare_found(const RowBlock& block, const float* rows, int n_foun
             members[n++] = m;
             if (block.ids != nullptr) __builtin_prefetch(block.ids + r);
         }
-        distances_of(pair_rows, pair_queries, n, shared.dim_, distances);
+        distances_of(pair_rows, pair_queries, n, shared.dim_, distances, nullptr);
         for (int i = 0; i < n; ++i) {
             const int m = members[i];
             if (!(distances[i] <= limit(m))) continue;

@@ -56,15 +56,23 @@ struct BlockKernels {
                            std::int64_t dim, float* out, const void* next, const void* later);
     void (*squared_l2)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
                        std::int64_t dim, float* out, const void* next, const void* later);
-    // The same for n pairs of a row and a query, to the bit.
-    void (*inner_product_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out);
-    void (*squared_l2_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out);
+    // The same for n pairs of a row and a query, to the bit. Fetches as many rows that will be read later, `ahead`;
+    // nullptr: none.
+    void (*inner_product_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out,
+                                const float* const* ahead);
+    void (*squared_l2_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out,
+                             const float* const* ahead);
     // Bit r is set where values[r] <= limit, for kBlockRows values.
     std::uint32_t (*at_most)(const float* values, float limit);
     // Codes to floats, dim elements: IEEE half, bfloat16, and offset + scale * byte.
     void (*decode_f16)(const std::uint8_t* codes, std::int64_t dim, float* out);
     void (*decode_bf16)(const std::uint8_t* codes, std::int64_t dim, float* out);
     void (*decode_u8)(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out);
+
+    // out[r] = <row r, query>, the exact integer, of kBlockRows rows of unsigned bytes and a query of signed ones.
+    // Fetches as many bytes from `next` on; nullptr: none. row_bytes is a multiple of kFilterStep.
+    void (*dots)(const std::uint8_t* rows, std::int64_t row_bytes, const std::int8_t* query, std::int32_t* out,
+                 const void* next);
 
     // The filters: cheap dot products of a block with queries, to find the pairs that are worth an exact distance. Rows
     // and queries are `row_bytes` bytes of whole numbers, or of bfloat16, a multiple of kFilterStep.

@@ -190,8 +190,9 @@ void decode_u8(const std::uint8_t* codes, const float* scale, const float* offse
 }
 
 // Sums as tile() does, pair by pair: lanes in the same order, so that a pair has one distance.
-template <bool L2>
-void pairs(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out) {
+template <bool L2, bool Fetch>
+inline void pairs_of(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out,
+                     const float* const* ahead) {
     for (int first = 0; first < n; first += 4, rows += 4, queries += 4) {
         const int here = n - first < 4 ? n - first : 4;
         vec acc[4] = {};
@@ -199,6 +200,8 @@ void pairs(const float* const* rows, const float* const* queries, int n, std::in
 #pragma GCC unroll 4
             for (int pair = 0; pair < 4; ++pair) {
                 const int at = pair < here ? pair : 0;
+                if constexpr (Fetch)
+                    if (W == 16 || i % 16 == 0) __builtin_prefetch(ahead[first + at] + i, 0, 3);
                 const vec q = load(queries[at] + i), x = load(rows[at] + i);
                 if constexpr (L2) {
                     const vec t = q - x;
@@ -212,6 +215,15 @@ void pairs(const float* const* rows, const float* const* queries, int n, std::in
         if constexpr (W >= 16) sums = fold<(W >= 16 ? 8 : 1)>(sums, sums);
         std::memcpy(out + first, &sums, static_cast<std::size_t>(here) * 4);
     }
+}
+
+template <bool L2>
+void pairs(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out,
+           const float* const* ahead) {
+    if (ahead != nullptr)
+        pairs_of<L2, true>(rows, queries, n, dim, out, ahead);
+    else
+        pairs_of<L2, false>(rows, queries, n, dim, out, ahead);
 }
 
 void decode_bf16(const std::uint8_t* codes, std::int64_t dim, float* out) {
@@ -449,6 +461,16 @@ inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::i
         std::memcpy(out + c * kBlockRows, reinterpret_cast<const char*>(&sums) + c * R * 4, R * 4);
 }
 
+void dots(const std::uint8_t* rows, std::int64_t row_bytes, const std::int8_t* query, std::int32_t* out, const void* next) {
+    const char* at = static_cast<const char*>(next);
+    for (int r = 0; r < kBlockRows; r += W) {
+        if (next != nullptr)
+            dot_tile<1, true>(rows + r * row_bytes, row_bytes, query, row_bytes, out + r, at);
+        else
+            dot_tile<1, false>(rows + r * row_bytes, row_bytes, query, row_bytes, out + r, at);
+    }
+}
+
 template <int C, bool Fetch>
 inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
                         const QueryLimits& limits, const RowTerms& terms, int first, std::uint32_t* found,
@@ -497,6 +519,7 @@ constexpr BlockKernels make_kernels(const char* name) {
             .decode_f16 = decode_f16,
             .decode_bf16 = decode_bf16,
             .decode_u8 = decode_u8,
+            .dots = dots,
             .packed_bytes = packed_bytes,
             .pack = pack,
             .filter = filter,
