@@ -36,6 +36,18 @@ void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, co
     out.lists.clear();
     out.starts.assign(1, 0);
     const auto wanted = [&](std::int64_t list) { return list >= 0 && extents[list * kColumns + kSizeColumn] > 0; };
+    if (n == 1) {
+        // Nothing to group: a list that it probes twice comes twice.
+        out.places.clear();
+        for (std::int64_t rank = 0; rank < p; ++rank) {
+            if (!wanted(probes[rank])) continue;
+            out.lists.push_back(probes[rank]);
+            out.starts.push_back(static_cast<std::int64_t>(out.lists.size()));
+            if (with_places) out.places.push_back(rank);
+        }
+        out.members.assign(out.lists.size(), 0);
+        return;
+    }
     for (std::int64_t rank = 0; rank < p; ++rank)
         for (std::int64_t q = 0; q < n; ++q) {
             const std::int64_t list = probes[q * p + rank];
@@ -112,6 +124,11 @@ std::int64_t make_items(const ProbedLists& probed, const ListShape& shape, std::
     items_of_query.assign(static_cast<std::size_t>(n), 0);
     const auto cut = [&](std::int32_t i) {
         const std::int64_t size = extents[probed.lists[i] * kColumns + kSizeColumn];
+        if (work[i] < 2 * goal) {
+            items.push_back({i, static_cast<std::int32_t>(size), 0});
+            for (std::int64_t m = probed.starts[i]; m < probed.starts[i + 1]; ++m) ++items_of_query[probed.members[m]];
+            return;
+        }
         const std::int64_t pieces = std::clamp<std::int64_t>(work[i] / goal, 1, (size + kBlockRows - 1) / kBlockRows);
         const std::int64_t blocks = (size + kBlockRows - 1) / kBlockRows;
         const std::int64_t step = (blocks + pieces - 1) / pieces * kBlockRows;

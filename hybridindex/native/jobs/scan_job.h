@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,9 +37,10 @@ struct AnswerTask {
 // Complete rows that make a report, and how long fewer may wait for one.
 inline constexpr std::size_t kRowsOfAReport = 16;
 inline constexpr std::chrono::microseconds kTimeOfAReport{250};
-inline constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
-// Items for each thread that are left when threads stop taking two at a time.
-inline constexpr std::size_t kReserveUntil = 4;
+inline constexpr std::size_t kNoPiece = static_cast<std::size_t>(-1);
+// Items are taken by pieces, some one behind the other: about so many for each thread. And how many for each are left when
+// threads stop taking two at a time.
+inline constexpr std::size_t kPiecesPerThread = 16, kReserveUntil = 4;
 // Work, as in make_items, that is worth waking a thread for.
 inline constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 // So long without its core a scan is disturbed, if that is not little beside its work.
@@ -74,27 +76,43 @@ private:
     const std::chrono::nanoseconds started_ = now(CLOCK_MONOTONIC), idle_ = now(CLOCK_THREAD_CPUTIME_ID);
 };
 
-// Of an item that a helper began: what it found is its own until the state is found, and the caller's from then on.
+// Of a piece that a helper began: what it found is its own until the state is found, and the caller's from then on.
 // `taken`: the caller was first.
-enum class ItemState : std::uint8_t { open, found, taken };
+enum class PieceState : std::uint8_t { open, found, taken };
 
-// Asked between blocks: whether somebody else has scanned the item, or the scan is over. Never of what the caller scans.
+// Whether calls ask for help: not all of them while that does not pay. Callers may overwrite each other's count: nothing but
+// time depends on it.
+class HelpThatPays {
+public:
+    bool worth_asking() {
+        const int skipped = skipped_.load(std::memory_order_relaxed);
+        if (skipped > 0) skipped_.store(skipped - 1, std::memory_order_relaxed);
+        return skipped == 0;
+    }
+    // It did not pay: so many calls will not ask.
+    void skip(int calls) { skipped_.store(calls, std::memory_order_relaxed); }
+
+private:
+    std::atomic<int> skipped_{0};
+};
+
+// Asked between blocks: whether somebody else has scanned the piece, or the scan is over. Never of what the caller scans.
 class Stopped {
 public:
-    Stopped(const std::atomic<ItemState>* state, const std::atomic<bool>& closed) : state_(state), closed_(closed) {}
+    Stopped(const std::atomic<PieceState>* state, const std::atomic<bool>& closed) : state_(state), closed_(closed) {}
     bool operator()() const {
         return state_ != nullptr &&
-               (state_->load(std::memory_order_relaxed) != ItemState::open || closed_.load(std::memory_order_relaxed));
+               (state_->load(std::memory_order_relaxed) != PieceState::open || closed_.load(std::memory_order_relaxed));
     }
 
 private:
-    const std::atomic<ItemState>* const state_;
+    const std::atomic<PieceState>* const state_;
     const std::atomic<bool>& closed_;
 };
 
 // A call of scan(), and the memory of calls to come.
 //
-// The calling thread owns the answers. Helpers put aside what they find, item by item, and the caller takes it in. When
+// The calling thread owns the answers. Helpers put aside what they find, piece by piece, and the caller takes it in. When
 // nothing is left to begin, the caller scans what helpers have begun and not finished: whoever finds first counts, both
 // find the same. A helper that lost its core may still be inside after the call; it reads what lies here, the lists and
 // the filter, and writes nothing that anybody waits for.
@@ -119,8 +137,8 @@ public:
 
     explicit ScanJob(const Source& source) : source_(source), shared_(source) {}
 
-    // No helper may be inside.
-    void run(const Task& task, ThreadPool& pool) {
+    // No helper may be inside. `help`: of the calls of this source.
+    void run(const Task& task, ThreadPool& pool, HelpThatPays& help) {
         prepare(task, pool.n_helpers());
         // Whatever happens here: nothing is begun afterwards.
         const struct Closing {
@@ -131,13 +149,15 @@ public:
                 pool.take_back(job);
             }
         } closing{*this, pool};
-        if (wanted_ > 0 && !pool.worth_asking()) wanted_ = 0;
-        const int asked = pool.ask(*this, wanted_);
+        if (wanted_ > 0 && !help.worth_asking()) wanted_ = 0;
+        alone_ = wanted_ == 0;
+        const int asked = alone_ ? 0 : pool.ask(*this, wanted_);
         wanted_ -= asked;
-        const Clocks clocks;
-        lead(pool);
         // What on_done waits for says nothing.
-        if (asked > 0 && !task.on_done) pool.skip(scans_to_skip(clocks));
+        std::optional<Clocks> clocks;
+        if (asked > 0 && !task.on_done) clocks.emplace();
+        lead(pool);
+        if (clocks) help.skip(scans_to_skip(*clocks));
         deliver();
         whole_ = true;
         if (error_) std::rethrow_exception(error_);
@@ -169,13 +189,13 @@ public:
             mine.rows.make_room(shared_, widest_);
             const Registers registers(mine.rows);
             Claims claims(*this);
-            for (Claim claim = claims.next(); claim.item < plan_.items.size(); claim = claims.next()) {
+            for (Claim claim = claims.next(); claim.piece < n_pieces_; claim = claims.next()) {
                 if (closed_.load(std::memory_order_relaxed)) break;
-                Aside& aside = asides_[claim.item];
-                if (!scan(claim, mine, &aside.state)) continue;
+                Aside& aside = asides_[claim.piece];
+                if (!scan_aside(claim, mine, aside.state)) continue;
                 aside.found.swap(mine.found);
-                ItemState open = ItemState::open;
-                aside.state.compare_exchange_strong(open, ItemState::found, std::memory_order_release, std::memory_order_relaxed);
+                PieceState open = PieceState::open;
+                aside.state.compare_exchange_strong(open, PieceState::found, std::memory_order_release, std::memory_order_relaxed);
             }
         } catch (const std::bad_alloc&) {
             // What it began is as that of a helper without a core.
@@ -189,13 +209,13 @@ private:
         std::int64_t id;
     };
     struct Aside {
-        std::atomic<ItemState> state{ItemState::open};
+        std::atomic<PieceState> state{PieceState::open};
         std::vector<Found> found;
     };
 
     struct Thread {
         Rows rows;
-        // What is put aside: heaps of the queries of a group, in these arrays if they need some, the best of a whole item.
+        // What is put aside: heaps of the queries of a group, in these arrays if they need some, the best of a whole piece.
         std::vector<Heap> heaps;
         std::vector<float> distances;
         std::vector<std::int64_t> ids;
@@ -224,38 +244,38 @@ private:
         ~Registers() { rows.end(); }
     };
 
-    // An item, and what this thread will read next, as far as anybody knows. No item: at or beyond the last one.
+    // A piece, and what this thread will read next, as far as anybody knows. No piece: at or beyond the last one.
     struct Claim {
-        std::size_t item, following;
+        std::size_t piece, following;
     };
 
-    // Items of one thread.
+    // Pieces of one thread.
     class Claims {
     public:
-        // `others` gets the items that other threads took.
+        // `others` gets the pieces that other threads took.
         explicit Claims(ScanJob& job, std::vector<std::size_t>* others = nullptr) : job_(job), others_(others) {}
 
         Claim next() {
-            const std::size_t item = reserved_ != kNoItem ? reserved_ : take();
+            const std::size_t piece = reserved_ != kNoPiece ? reserved_ : take();
             // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
-            reserved_ = kNoItem;
+            reserved_ = kNoPiece;
             const std::size_t left_for_all = kReserveUntil * job_.threads_.size();
-            if (job_.next_item_.load(std::memory_order_relaxed) + left_for_all < job_.plan_.items.size()) reserved_ = take();
-            return {item, reserved_ != kNoItem ? reserved_ : job_.next_item_.load(std::memory_order_relaxed)};
+            if (job_.next_piece_.load(std::memory_order_relaxed) + left_for_all < job_.n_pieces_) reserved_ = take();
+            return {piece, reserved_ != kNoPiece ? reserved_ : job_.next_piece_.load(std::memory_order_relaxed)};
         }
 
     private:
         std::size_t take() {
-            const std::size_t at = job_.next_item_.fetch_add(1, std::memory_order_relaxed);
+            const std::size_t at = job_.take_piece();
             if (others_ != nullptr)
-                for (; seen_ < std::min(at, job_.plan_.items.size()); ++seen_) others_->push_back(seen_);
+                for (; seen_ < std::min(at, job_.n_pieces_); ++seen_) others_->push_back(seen_);
             seen_ = at + 1;
             return at;
         }
 
         ScanJob& job_;
         std::vector<std::size_t>* const others_;
-        std::size_t reserved_ = kNoItem, seen_ = 0;
+        std::size_t reserved_ = kNoPiece, seen_ = 0;
     };
 
     void prepare(const Task& task, int n_helpers) {
@@ -271,20 +291,32 @@ private:
             widest_ = std::max(widest_, plan_.probed.starts[i + 1] - plan_.probed.starts[i]);
         widest_ = std::min(widest_, kGroup);
         shared_.prepare(task, plan_, widest_);
-        k_ = task.k;
+        n_queries_ = task.n, k_ = task.k;
         for (std::int32_t q = 0; q < task.n; ++q)
             if (plan_.left[static_cast<std::size_t>(q)] == 0) finish_query(q);
         threads_.resize(std::max(threads_.size(), static_cast<std::size_t>(wanted_) + 1));
+        const std::size_t wanted_pieces = kPiecesPerThread * (static_cast<std::size_t>(wanted_) + 1);
+        of_piece_ = wanted_ > 0 ? std::max<std::size_t>(1, plan_.items.size() / wanted_pieces) : 1;
+        n_pieces_ = (plan_.items.size() + of_piece_ - 1) / of_piece_;
         theirs_.clear();
         helped_ = false;
         if (wanted_ > 0) {
-            if (asides_.size() < plan_.items.size()) asides_ = std::vector<Aside>(2 * plan_.items.size());
-            for (std::size_t i = 0; i < plan_.items.size(); ++i) asides_[i].state.store(ItemState::open, std::memory_order_relaxed);
+            if (asides_.size() < n_pieces_) asides_ = std::vector<Aside>(2 * n_pieces_);
+            for (std::size_t i = 0; i < n_pieces_; ++i) asides_[i].state.store(PieceState::open, std::memory_order_relaxed);
         }
         next_thread_.store(1, std::memory_order_relaxed);
-        next_item_.store(0, std::memory_order_relaxed);
+        next_piece_.store(0, std::memory_order_relaxed);
         closed_.store(false, std::memory_order_relaxed);
     }
+
+    std::size_t take_piece() {
+        if (!alone_) return next_piece_.fetch_add(1, std::memory_order_relaxed);
+        // Without an exchange that waits for all writes before it.
+        const std::size_t piece = next_piece_.load(std::memory_order_relaxed);
+        next_piece_.store(piece + 1, std::memory_order_relaxed);
+        return piece;
+    }
+    std::size_t begin_of(std::size_t piece) const { return std::min(piece * of_piece_, plan_.items.size()); }
 
     // -- on the calling thread
 
@@ -293,9 +325,13 @@ private:
         mine.rows.make_room(shared_, widest_);
         const Registers registers(mine.rows);
         Claims claims(*this, &theirs_);
-        for (Claim claim = claims.next(); claim.item < plan_.items.size(); claim = claims.next()) {
-            scan(claim, mine, nullptr);
-            settle(claim.item);
+        for (Claim claim = claims.next(); claim.piece < n_pieces_; claim = claims.next()) {
+            for (std::size_t item = begin_of(claim.piece); item < begin_of(claim.piece + 1); ++item) {
+                scan(claim, item, mine, nullptr);
+                settle(item);
+                deliver_between(mine.rows);
+                if (error_) return;
+            }
             take_in_found();
             deliver_between(mine.rows);
             if (error_) return;
@@ -304,9 +340,9 @@ private:
         }
         for (take_in_found(); !theirs_.empty(); take_in_found()) {
             Aside& aside = asides_[theirs_.back()];
-            ItemState open = ItemState::open;
-            if (scan({theirs_.back(), kNoItem}, mine, &aside.state) &&
-                aside.state.compare_exchange_strong(open, ItemState::taken, std::memory_order_relaxed)) {
+            PieceState open = PieceState::open;
+            if (scan_aside({theirs_.back(), kNoPiece}, mine, aside.state) &&
+                aside.state.compare_exchange_strong(open, PieceState::taken, std::memory_order_relaxed)) {
                 take_in(theirs_.back(), mine.found);
                 theirs_.pop_back();
             }
@@ -318,21 +354,21 @@ private:
     // Takes in what helpers found.
     void take_in_found() {
         for (std::size_t i = 0; i < theirs_.size();) {
-            const std::size_t item = theirs_[i];
-            if (asides_[item].state.load(std::memory_order_acquire) == ItemState::open) {
+            const std::size_t piece = theirs_[i];
+            if (asides_[piece].state.load(std::memory_order_acquire) == PieceState::open) {
                 ++i;
                 continue;
             }
-            take_in(item, asides_[item].found);
+            take_in(piece, asides_[piece].found);
             helped_ = true;
             theirs_[i] = theirs_.back();
             theirs_.pop_back();
         }
     }
 
-    void take_in(std::size_t item, const std::vector<Found>& found) {
+    void take_in(std::size_t piece, const std::vector<Found>& found) {
         for (const Found& one : found) shared_.heap(one.query).push(one.distance, one.id);
-        settle(item);
+        for (std::size_t item = begin_of(piece); item < begin_of(piece + 1); ++item) settle(item);
     }
 
     // The rows of an item are in its queries' heaps.
@@ -374,26 +410,43 @@ private:
 
     // -- on any thread
 
-    // Into the queries' own heaps, which only the caller may; with `state`, that of its item, into mine.found. That ends
-    // with false when somebody else was first, or the scan is over.
-    bool scan(const Claim& claim, Thread& mine, const std::atomic<ItemState>* state) {
-        const ScanItem& item = plan_.items[claim.item];
-        const ScanItem* const following = claim.following < plan_.items.size() ? &plan_.items[claim.following] : nullptr;
+    // A piece into mine.found. False when somebody else was first, or the scan is over.
+    bool scan_aside(const Claim& claim, Thread& mine, const std::atomic<PieceState>& state) {
         mine.found.clear();
+        // A query alone has one heap for the whole piece.
+        if (n_queries_ == 1) mine.fresh_heaps(1, k_);
+        for (std::size_t item = begin_of(claim.piece); item < begin_of(claim.piece + 1); ++item)
+            if (!scan(claim, item, mine, &state)) return false;
+        if (n_queries_ == 1) put_aside(mine, 0, 0);
+        return true;
+    }
+
+    // Into the queries' own heaps, which only the caller may; with `state`, that of its piece, into mine.found.
+    bool scan(const Claim& claim, std::size_t at, Thread& mine, const std::atomic<PieceState>* state) {
+        const ScanItem& item = plan_.items[at];
+        const std::size_t next = at + 1 < begin_of(claim.piece + 1) ? at + 1
+                                 : claim.following < n_pieces_      ? begin_of(claim.following)
+                                                                    : plan_.items.size();
+        const ScanItem* const following = next < plan_.items.size() ? &plan_.items[next] : nullptr;
         const std::int64_t begin = plan_.probed.starts[item.list], end = plan_.probed.starts[item.list + 1];
         const Stopped stopped(state, closed_);
         for (std::int64_t first = begin; first < end; first += kGroup) {
             const std::int32_t* const members = plan_.probed.members.data() + first;
             const int n = static_cast<int>(std::min(kGroup, end - first));
-            Heap* const apart = state == nullptr ? nullptr : mine.fresh_heaps(n, k_);
+            Heap* const apart = state == nullptr ? nullptr : n_queries_ == 1 ? mine.heaps.data() : mine.fresh_heaps(n, k_);
             if (!source_.scan(mine.rows, shared_, plan_, item, following, first, n, apart, stopped)) return false;
             if (apart == nullptr) continue;
             for (int m = 0; m < n; ++m) {
-                apart[m].each([&](float distance, std::int64_t id) { mine.found.push_back({distance, members[m], id}); });
+                if (n_queries_ > 1) put_aside(mine, m, members[m]);
                 shared_.heap(members[m]).lower(apart[m].limit());
             }
         }
         return true;
+    }
+
+    void put_aside(Thread& mine, int heap, std::int32_t query) const {
+        mine.heaps[static_cast<std::size_t>(heap)].each(
+            [&](float distance, std::int64_t id) { mine.found.push_back({distance, query, id}); });
     }
 
     const Source& source_;
@@ -401,19 +454,21 @@ private:
     // Written by the caller before helpers are asked.
     ScanPlan plan_;
     typename Source::Shared shared_;  // with the limits of their heaps, which helpers read
-    std::int64_t k_ = 0, widest_ = 0;
+    std::int64_t n_queries_ = 0, k_ = 0, widest_ = 0;
     std::vector<Thread> threads_;  // the caller's is the first
-    std::vector<Aside> asides_;    // of each item
+    std::vector<Aside> asides_;    // of each piece
+    std::size_t of_piece_ = 1, n_pieces_ = 0;  // items of a piece, and how many there are
 
     std::atomic<int> next_thread_{1};
-    std::atomic<std::size_t> next_item_{0};
+    std::atomic<std::size_t> next_piece_{0};
     std::atomic<bool> closed_{false};
+    bool alone_ = false;  // no helper can come
 
     // The caller's alone.
     const Task* task_ = nullptr;
     int wanted_ = 0;                   // helpers that could still be asked
     bool helped_ = false;
-    std::vector<std::size_t> theirs_;  // items that helpers began, not taken in yet
+    std::vector<std::size_t> theirs_;  // pieces that helpers began, not taken in yet
     std::vector<std::int32_t> done_;   // complete, not reported
     std::chrono::steady_clock::time_point reported_{};
     std::exception_ptr error_;
@@ -439,7 +494,7 @@ public:
             std::unique_ptr<ScanJob<Source>> job;
             ~Held() { jobs.give_back(std::move(job)); }
         } held{*this, take()};
-        held.job->run(task, pool);
+        held.job->run(task, pool, help_);
     }
 
 private:
@@ -476,6 +531,7 @@ private:
 
     const Source& source_;
     const pid_t pid_;  // a child process has none of the helpers
+    HelpThatPays help_;
     std::mutex mutex_;
     std::vector<Job> idle_;
     std::vector<Job> late_;  // given back while helpers were inside

@@ -87,13 +87,6 @@ int ThreadPool::ask(Work& work, int most) {
     return found;
 }
 
-// Callers may overwrite each other's count: nothing but time depends on it.
-bool ThreadPool::worth_asking() {
-    const int skipped = skipped_.load(std::memory_order_relaxed);
-    if (skipped > 0) skipped_.store(skipped - 1, std::memory_order_relaxed);
-    return skipped == 0;
-}
-
 void ThreadPool::take_back(Work& work) {
     for (int i = 0; i < n_helpers_ && work.inside() > 0; ++i) {
         Work* asked = &work;

@@ -41,10 +41,6 @@ public:
     // Asks up to `most` idle helpers and returns how many were found; a helper begins when it gets a core.
     int ask(Work& work, int most);
     bool has_idle() const { return idle_.load(std::memory_order_relaxed) > 0; }
-    // Whether work should ask at once: not all of it while that does not pay.
-    bool worth_asking();
-    // That it did not, for work that asked: so many callers will not ask.
-    void skip(int callers) { skipped_.store(callers, std::memory_order_relaxed); }
     // Helpers that have not begun will not.
     void take_back(Work& work);
 
@@ -61,7 +57,6 @@ private:
     // A child process has none of our threads: it works alone.
     const pid_t pid_;
     std::atomic<int> idle_;
-    std::atomic<int> skipped_{0};  // callers that will not ask
     std::atomic<bool> stop_{false};
     std::unique_ptr<Helper[]> helpers_;
 };
