@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,7 +49,11 @@ class CoarseQuantizer:
     kernels: str
     def __init__(self, centroids: npt.NDArray[np.float32], keep_max: bool, kernels: str) -> None: ...
     def quantize(
-        self, queries: npt.NDArray[np.float32], probes: npt.NDArray[np.int64], distances: npt.NDArray[np.float32]
+        self,
+        queries: npt.NDArray[np.float32],
+        probes: npt.NDArray[np.int64],
+        distances: npt.NDArray[np.float32],
+        pool: Any = None,
     ) -> None: ...
 
 class Watch:

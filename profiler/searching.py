@@ -37,7 +37,7 @@ class Searching:
 
     def quantize(self, queries: F32, nprobe: int) -> tuple[I64, F32]:
         """Probes (n, nprobe) int64, and what scans take for their coarse distances, float32."""
-        probes, coarse = self.index.quantize(queries, nprobe)
+        probes, coarse = self.scanner.quantize(self.index, queries, nprobe)
         return probes, self.coarse_of(queries, probes, coarse) if self.by_codes else coarse
 
     def coarse_of(self, queries: F32, probes: I64, coarse: F32 | None = None) -> F32:

@@ -74,6 +74,8 @@ class Engine:
         self._index = index = parts.index
         self._integrity = index.integrity
         self._host = host = parts.host
+        #: Whether faiss quantizes or scans, with threads that depend on the calling one.
+        self._uses_faiss = host.pool is None or not index.quantizes_itself
         #: The last answer of :meth:`_any_rows`, and what it was for.
         self._rows_of: tuple[npt.NDArray[np.int16], bool] | None = None
         #: Where it scans codes: answers are estimates and positions, of which the exact distances follow.
@@ -150,7 +152,7 @@ class Engine:
         try:
             if self._closed or self._held_back is not None:
                 return False
-            before = self._host.adopt_thread()
+            before = self._host.adopt_thread() if self._uses_faiss else 0
             try:
                 self._slots.get_nowait()
                 self._execute([request])
@@ -158,7 +160,8 @@ class Engine:
             except queue.Empty:
                 return False
             finally:
-                self._host.give_back_thread(before)
+                if self._uses_faiss:
+                    self._host.give_back_thread(before)
         finally:
             self._turn.release()
 
@@ -308,10 +311,7 @@ class Engine:
             The batch, the host's part, and when its lists were known.
         """
         batch = self._batch_of(requests)
-        if len(batch) == 1:  # on one thread in any case
-            probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
-        else:
-            probes, coarse = self._host.call_faiss(self._index.quantize, batch.queries, batch.nprobe)
+        probes, coarse = self._host.quantize(self._index, batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
         damaged = self._integrity.quarantined

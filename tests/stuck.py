@@ -51,10 +51,10 @@ def held_quantizer(index, monkeypatch):
     entered, resume = threading.Event(), threading.Event()
     quantize = index.quantize
 
-    def held(queries, nprobe):
+    def held(queries, nprobe, *pool):
         entered.set()
         assert resume.wait(WAIT_S)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     monkeypatch.setattr(index, "quantize", held)
     return entered, resume

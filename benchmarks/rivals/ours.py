@@ -30,7 +30,7 @@ def rows(codec: str, index: Index) -> System:
 
     def at(nprobe: int, second: int, threads: int) -> Answer:
         scanner = _once(scanners, threads, lambda: host_scanner(ivf, threads))
-        return lambda x: scanner.scan(x, *ivf.quantize(x, nprobe), K)[1]
+        return lambda x: scanner.scan(x, *scanner.quantize(ivf, x, nprobe), K)[1]
 
     return System(
         name=f"hybridindex {codec}" + (" (faiss stand-in)" if stand_in else ""),
@@ -58,7 +58,7 @@ def codes(codec: str, index: Index) -> System:
         scanner = _once(scanners, threads, lambda: HostRabitqScanner(ivf, beside, threads=threads))
 
         def answer(x: F32) -> Any:
-            probes, coarse = ivf.quantize(x, nprobe)
+            probes, coarse = scanner.quantize(ivf, x, nprobe)
             _, positions = scanner.scan(x, probes, scanner.centre_products(x, probes, coarse), candidates)
             return scanner.reranker.rerank(x, positions, K)[1]
 

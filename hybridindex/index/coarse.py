@@ -44,17 +44,23 @@ class CoarseQuantizer:
             self._own = native.CoarseQuantizer(centroids_of(ivf), keep_max, "")
             self.gives_products = keep_max
 
-    def quantize(self, x: F32, nprobe: int) -> tuple[I64, F32]:
+    @property
+    def is_ours(self) -> bool:
+        """Whether the extension does it."""
+        return self._own is not None
+
+    def quantize(self, x: F32, nprobe: int, pool: Any = None) -> tuple[I64, F32]:
         """Nearest centroids of ``x`` (n, scan_dim): lists (n, nprobe) int64, and distances f32.
 
         -1 = none found: by a graph quantizer, or since the other distances are no numbers. Equal distances are ordered
-        by list where the quantizer is ours.
+        by list where the quantizer is ours. ``pool``: a ``native.ThreadPool`` whose threads then help; what is found
+        does not depend on it.
         """
         if self._own is None:
             return quantize(self._ivf, x, nprobe)
         lists = np.empty((len(x), nprobe), dtype=np.int64)
         distances = np.empty((len(x), nprobe), dtype=np.float32)
-        self._own.quantize(x, lists, distances)
+        self._own.quantize(x, lists, distances, pool)
         return lists, distances
 
 

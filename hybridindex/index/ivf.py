@@ -373,17 +373,25 @@ class IVFIndex:
         """Pre-transforms (normalisation included): (n, dim) float32 -> (n, scan_dim) float32."""
         return apply_transforms(self._open().model.transforms, queries)
 
-    def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
+    def quantize(self, transformed: F32, nprobe: int, pool: Any = None) -> tuple[I64, F32]:
         """Coarse quantization of (n, scan_dim): probes (n, nprobe) int64, nearest first, and distances f32.
 
         With a flat quantizer a query gets the same whatever queries are beside it; equal distances are ordered by list.
         A graph quantizer (HNSW) may find fewer: the rest is -1.
 
+        Args:
+            pool: a ``native.ThreadPool`` whose threads help, as far as :attr:`quantizes_itself`.
+
         Raises:
             InvalidInputError: nprobe is not in 1..nlist.
         """
         nprobe = check_count("nprobe", nprobe, self.nlist)
-        return self._open().coarse.quantize(np.ascontiguousarray(transformed, dtype=np.float32), nprobe)
+        return self._open().coarse.quantize(np.ascontiguousarray(transformed, dtype=np.float32), nprobe, pool)
+
+    @property
+    def quantizes_itself(self) -> bool:
+        """Whether the extension does the coarse quantization, and not faiss."""
+        return self._open().coarse.is_ours
 
     @property
     def quantizes_by_products(self) -> bool:

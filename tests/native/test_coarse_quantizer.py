@@ -63,6 +63,33 @@ def test_whole_numbers_are_ordered_by_distance_and_list(kernels, metric, nlist, 
 
 
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("nlist", "dim", "p"), [(4000, 128, 3), (4000, 128, 200), (3999, 100, 1000), (4001, 128, 4001)]
+)
+def test_helpers_change_nothing(metric, helpers, nlist, dim, p):
+    rng = np.random.default_rng(p)
+    # Whole numbers: many distances are equal.
+    centroids = rng.integers(-3, 4, (nlist, dim)).astype(np.float32)
+    centroids[7, 0] = np.nan
+    queries = rng.integers(-3, 4, (130, dim)).astype(np.float32)
+    quantizer, pool = make(centroids, metric), native.ThreadPool(helpers)
+    expected = quantize(quantizer, queries, p)
+
+    def differs(some):
+        lists, distances = np.empty((len(some), p), np.int64), np.empty((len(some), p), np.float32)
+        quantizer.quantize(some, lists, distances, pool)
+        at = slice((130 - len(some)) // 2, (130 + len(some)) // 2)
+        return (lists != expected[0][at]).any() or (distances != expected[1][at]).any()
+
+    batches = [queries[(130 - n) // 2 : (130 + n) // 2] for n in (130, 64, 16, 2)]
+    with ThreadPoolExecutor(3) as callers:
+        assert not any(callers.map(differs, batches * 6))
+    if p == nlist:
+        assert (expected[0][:, -1] == -1).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("nlist", "dim", "p"), [(1300, 48, 25), (700, 31, 300), (700, 16, 700), (9000, 16, 1500)])
 def test_a_query_gets_the_same_in_every_batch(kernels, metric, nlist, dim, p):
@@ -124,6 +151,249 @@ def test_the_same_distance_everywhere_is_ordered_by_list(metric):
     for p in (1, 30, 499, 500, 2000):
         lists, _ = quantize(make(centroids, metric), np.zeros((3, 16), np.float32), p)
         np.testing.assert_array_equal(lists, np.tile(np.arange(p), (3, 1)))
+
+
+def same_bits(found, right):
+    """Lists and distances, to the bit."""
+    np.testing.assert_array_equal(found[0], right[0])
+    np.testing.assert_array_equal(found[1].view(np.int32), right[1].view(np.int32))
+
+
+def check_few_as_in_a_batch(quantizer, queries, p, starts=(0, 7, 18, 38)):
+    """One query and two, which rounded centroids may answer, against more, which are compared with all centroids."""
+    assert len(queries) > 2
+    lists, distances = quantize(quantizer, queries, p)
+    for n in (1, 2):
+        for first in starts:
+            few = slice(first, first + n)
+            same_bits(quantize(quantizer, queries[few], p), (lists[few], distances[few]))
+    return lists, distances
+
+
+def normal(rng, n, dim):
+    return rng.standard_normal((n, dim), dtype=np.float32)
+
+
+def whole(rng, n, dim):
+    return rng.integers(-3, 4, (n, dim)).astype(np.float32)
+
+
+def scaled(scale):
+    return lambda rng, nlist, dim: (
+        normal(rng, nlist, dim) * np.float32(scale),
+        normal(rng, 40, dim) * np.float32(scale),
+    )
+
+
+def with_copies(rng, nlist, dim):
+    return normal(rng, 300, dim)[rng.integers(0, 300, nlist)], normal(rng, 40, dim)
+
+
+def far_from_the_origin(rng, nlist, dim):
+    return normal(rng, nlist, dim) + 1000, normal(rng, 40, dim) + 1000
+
+
+def near_each_other(rng, nlist, dim):
+    middle = normal(rng, 1, dim)
+    return middle + normal(rng, nlist, dim) * np.float32(1e-3), middle + normal(rng, 40, dim)
+
+
+def of_many_lengths(rng, nlist, dim):
+    lengths = np.exp(rng.uniform(-12, 12, (nlist, 1))).astype(np.float32)
+    return normal(rng, nlist, dim) * lengths, normal(rng, 40, dim)
+
+
+def of_few_large_numbers(rng, nlist, dim):
+    """What is rounded to 127 is a hundred times as large as most, and differs from one to the next."""
+    centroids, queries = normal(rng, nlist, dim), normal(rng, 40, dim)
+    for rows in (centroids, queries):
+        rows[np.arange(len(rows)), rng.integers(0, dim, len(rows))] *= 100
+    return centroids, queries
+
+
+def rounded_all_one_way(rng, nlist, dim):
+    """A centroid's numbers are equal, and so are their errors, but for one number that is the step: of any size."""
+    centroids = np.tile(rng.uniform(0.8, 1.2, (nlist, 1)), dim)
+    centroids[:, 0] = rng.uniform(1, 12, nlist)
+    queries = np.tile(rng.uniform(0.5, 2, (40, 1)) * rng.choice([-1, 1], (40, 1)), dim)
+    queries[:, 0] = 0
+    return centroids.astype(np.float32), queries.astype(np.float32)
+
+
+def queries_rounded_both_ways(rng, nlist, dim):
+    """Half of a query's numbers are rounded up and half down, and each centroid has one half."""
+    half = dim // 2
+    centroids = np.tile(rng.uniform(0.8, 1.2, (nlist, 1)), dim)
+    centroids[:, -1] = 0
+    centroids[::2, :half] = centroids[1::2, half:] = 0
+    queries = np.full((40, dim), 1.49)
+    queries[:, half:] = 1.51
+    queries[:, -1] = 127
+    return centroids.astype(np.float32), (queries * rng.uniform(0.5, 2, (40, 1))).astype(np.float32)
+
+
+def of_whole_steps(rng, nlist, dim):
+    """Rounding loses nothing, and distances differ by less than sums in float do."""
+    signs = rng.choice([-1, 1], dim)
+    centroids = np.tile(rng.integers(60, 120, dim) * signs, (nlist, 1))
+    for change in (-1, 1):
+        centroids[np.arange(nlist), rng.integers(1, dim, nlist)] += change
+    queries = -rng.integers(60, 127, (40, dim)) * signs
+    centroids[:, 0], queries[:, 0] = 127, -127
+    return (centroids * 0.1234567).astype(np.float32), (queries * 0.7654321).astype(np.float32)
+
+
+def with_zeros(rng, nlist, dim):
+    centroids, queries = normal(rng, nlist, dim), normal(rng, 40, dim)
+    centroids[rng.permutation(nlist)[: nlist // 10]] = 0
+    queries[[0, 8]] = 0
+    queries[39] = -0.0
+    return centroids, queries
+
+
+def at_centroids(rng, nlist, dim):
+    centroids = normal(rng, nlist, dim)
+    return centroids, centroids[rng.integers(0, nlist, 40)]
+
+
+def with_one_that_is(value):
+    def make_both(rng, nlist, dim):
+        centroids = normal(rng, nlist, dim)
+        centroids[nlist // 2, dim - 1] = value
+        return centroids, normal(rng, 40, dim)
+
+    return make_both
+
+
+FEW = {
+    "random": scaled(1),
+    "whole": lambda rng, nlist, dim: (whole(rng, nlist, dim), whole(rng, 40, dim)),
+    "copies": with_copies,
+    "far from the origin": far_from_the_origin,
+    "near each other": near_each_other,
+    "of many lengths": of_many_lengths,
+    "of few large numbers": of_few_large_numbers,
+    "rounded all one way": rounded_all_one_way,
+    "queries rounded both ways": queries_rounded_both_ways,
+    "of whole steps": of_whole_steps,
+    "zeros": with_zeros,
+    "at centroids": at_centroids,
+    "1e-40": scaled(1e-40),
+    "1e-25": scaled(1e-25),
+    "1e-19": scaled(1e-19),
+    "1e13": scaled(1e13),
+    "1e14": scaled(1e14),
+    "1e18": scaled(1e18),
+    "one is no number": with_one_that_is(np.nan),
+    "one is infinite": with_one_that_is(np.inf),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kind", FEW)
+def test_few_queries_get_what_they_get_in_a_batch(kind, kernels, metric):
+    """Values of all kinds. Centroids are no whole blocks, and dimensions no whole steps of what compares them."""
+    rng = np.random.default_rng(list(FEW).index(kind))
+    nlist, dim = (501, 1000) if kind == "of whole steps" else (2001, 100)
+    centroids, queries = FEW[kind](rng, nlist, dim)
+    quantizer = make(centroids, metric, kernels)
+    for p in (1, 20, nlist // 3):
+        check_few_as_in_a_batch(quantizer, queries, p)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("nlist", [3999, 4000, 4001])
+@pytest.mark.parametrize("dim", [100, 256, 384])
+def test_few_queries_get_what_they_get_in_a_batch_in_every_shape(nlist, dim, kernels, metric):
+    rng = np.random.default_rng(nlist + dim)
+    quantizer = make(normal(rng, nlist, dim), metric, kernels)
+    queries = normal(rng, 40, dim)
+    # The last is beyond what rounding is used for.
+    for p in (1, 20, nlist // 3, nlist // 3 + 1):
+        check_few_as_in_a_batch(quantizer, queries, p, starts=(0, 17))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    ("nlist", "dim"), [(8191, 16), (8192, 16), (1310, 100), (1311, 100), (3, 43_691), (12, 11_000)]
+)
+def test_few_queries_get_what_they_get_in_a_batch_where_rounding_begins(nlist, dim, metric):
+    rng = np.random.default_rng(nlist)
+    for p in (1, nlist // 3):
+        check_few_as_in_a_batch(make(normal(rng, nlist, dim), metric), normal(rng, 40, dim), p)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dim", [130_000, 140_000])
+def test_few_queries_get_what_they_get_in_a_batch_of_very_many_dimensions(dim, kernels, metric):
+    """All numbers of a centroid are equal: products of whole numbers are as large as can be, of either sign."""
+    lengths = np.random.default_rng(dim).uniform(0.5, 1, (12, 1)) * np.where(np.arange(12) % 2, 1, -1)[:, None]
+    centroids = np.ones((12, dim), np.float32) * lengths.astype(np.float32)
+    queries = np.ones((40, dim), np.float32)
+    queries[::3] *= -1
+    for p in (1, 4):
+        check_few_as_in_a_batch(make(centroids, metric, kernels), queries, p, starts=(0, 7))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("nlist", "dim"), [(300, 8192), (100, 32_768)])
+def test_few_queries_get_what_they_get_in_a_batch_where_products_of_steps_are_hardly_numbers(nlist, dim, metric):
+    """Centroids of two shapes with the same products, of which one has twice the step: rounding favours either."""
+    rng = np.random.default_rng(dim)
+    shapes = np.ones((nlist, dim), np.float32)
+    shapes[::2] = np.tile(np.float32([2, 0]), dim // 2)
+    for exponent in np.arange(-20.4, -19.4, 0.1):
+        scale = np.float32(10**exponent)
+        sizes = rng.uniform(0.8, 1.2, (nlist, 1)) * rng.choice([-1, 1], (nlist, 1))
+        queries = np.full((4, dim), scale) * rng.uniform(0.5, 1, (4, 1)).astype(np.float32)
+        quantizer = make(shapes * sizes.astype(np.float32) * scale, metric)
+        for p in (1, 20, nlist // 3):
+            check_few_as_in_a_batch(quantizer, queries, p, starts=(0, 17))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_query_that_is_no_number_changes_nothing_for_the_one_beside_it(metric):
+    rng = np.random.default_rng(3)
+    quantizer, queries = make(normal(rng, 2001, 100), metric), normal(rng, 40, 100)
+    for first, value in ((0, np.nan), (8, np.inf), (18, 1e30), (39, -np.nan)):
+        queries[first, first] = value
+    lists, _ = check_few_as_in_a_batch(quantizer, queries, 20, starts=(0, 7, 8, 17, 18, 38))
+    assert (lists[[0, 39]] == -1).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_few_queries_of_many_callers_get_what_they_get_in_a_batch(metric):
+    rng = np.random.default_rng(4)
+    # Whole numbers: many distances are equal.
+    quantizer, queries = make(whole(rng, 2001, 100), metric), whole(rng, 40, 100)
+    right = {p: quantize(quantizer, queries, p) for p in (1, 20, 600)}
+
+    def check(call):
+        first, p = call % 39, (1, 20, 600)[call % 3]
+        few = slice(first, first + 1 + call // 3 % 2)
+        same_bits(quantize(quantizer, queries[few], p), (right[p][0][few], right[p][1][few]))
+
+    with ThreadPoolExecutor(4) as callers:
+        list(callers.map(check, range(600)))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_few_queries_get_the_nearest_lists(metric):
+    rng = np.random.default_rng(5)
+    centroids, queries = whole(rng, 4001, 100), whole(rng, 12, 100)
+    want, quantizer = exact(centroids, queries, metric), make(centroids, metric)
+    order = np.argsort(want, axis=1, kind="stable")
+    for first in range(0, 12, 3):
+        for few in (slice(first, first + 1), slice(first + 1, first + 3)):
+            for p in (1, 20, 1333):
+                lists, distances = quantize(quantizer, queries[few], p)
+                np.testing.assert_array_equal(lists, order[few, :p])
+                found = np.take_along_axis(want[few], lists, axis=1)
+                np.testing.assert_array_equal(distances, -found if metric == "ip" else found)
 
 
 def test_all_of_very_many_lists_come_in_order():

@@ -11,9 +11,10 @@ from hybridindex.profiler.host import host_threads, time_host
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.work import work_of
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
+from hybridindex.tiers.host.openmp import OpenMpThreads
 
 
-class RecordingScanner:
+class RecordingScanner(OpenMpThreads):
     """A scanner that notes what it is asked to scan."""
 
     name = "recording"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.router import Router
 from hybridindex.router.engine import Engine
 from hybridindex.tiers.contract.residency import Lease
@@ -32,9 +33,9 @@ def quantizing_threads(index, monkeypatch):
     seen = []
     quantize = index.quantize
 
-    def noted(queries, nprobe):
+    def noted(queries, nprobe, *pool):
         seen.append(threading.current_thread().name)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     monkeypatch.setattr(index, "quantize", noted)
     return seen
@@ -75,15 +76,17 @@ def test_the_callers_own_thread_count_comes_back(index):
         faiss.omp_set_num_threads(before)
 
 
-def test_batches_are_quantized_with_one_thread_after_a_late_call(index, monkeypatch):
+def test_batches_are_quantized_by_faiss_with_one_thread_after_a_late_call(index, monkeypatch):
     seen = []
     quantize = index.quantize
 
-    def noted(queries, nprobe):
+    def noted(queries, nprobe, *pool):
         seen.append((len(queries), faiss.omp_get_max_threads()))
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     monkeypatch.setattr(index, "quantize", noted)
+    # As with a graph quantizer.
+    monkeypatch.setattr(IVFIndex, "quantizes_itself", False)
     with Router(index, threads=2, host_scanner="native") as router:
         router._host._alone = 1
         for n in (1, 3, 3, 1):
@@ -96,11 +99,11 @@ def test_nobody_overtakes_what_waits(index, monkeypatch):
     entered, resume = threading.Event(), threading.Event()
     quantize, batches = index.quantize, []
 
-    def held(queries, nprobe):
+    def held(queries, nprobe, *pool):
         batches.append(len(queries))
         entered.set()
         assert resume.wait(WAIT_S)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     with Router(index) as router, ThreadPoolExecutor(4) as pool:
         monkeypatch.setattr(index, "quantize", held)
@@ -124,10 +127,10 @@ def submit_together(index, router, monkeypatch, searches):
     entered, go_on = threading.Event(), threading.Event()
     quantize = index.quantize
 
-    def held(queries, nprobe):
+    def held(queries, nprobe, *pool):
         entered.set()
         assert go_on.wait(WAIT_S)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     monkeypatch.setattr(index, "quantize", held)
     before = router.submit(clustered(1))
@@ -252,6 +255,7 @@ def test_a_batch_without_a_lease_fails_alone(index, monkeypatch):
 
 
 def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
+    monkeypatch.setattr(IVFIndex, "quantizes_itself", False)  # else no thread is adopted
     with Router(index) as router:
 
         def interrupted(*_args, **_kwargs):

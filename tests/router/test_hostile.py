@@ -56,10 +56,10 @@ def test_a_callback_that_raises_stops_nobody(index, error, monkeypatch):
         entered, resume = threading.Event(), threading.Event()
         quantize = index.quantize
 
-        def held(queries, nprobe):
+        def held(queries, nprobe, *pool):
             entered.set()
             assert resume.wait(WAIT_S)
-            return quantize(queries, nprobe)
+            return quantize(queries, nprobe, *pool)
 
         monkeypatch.setattr(index, "quantize", held)
         future = router.submit(clustered(1))
@@ -107,10 +107,10 @@ def test_a_buffer_may_be_reused_as_soon_as_submit_returned(index, monkeypatch, g
     entered, resume = threading.Event(), threading.Event()
     quantize = index.quantize
 
-    def held(queries, nprobe):
+    def held(queries, nprobe, *pool):
         entered.set()
         assert resume.wait(WAIT_S)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     queries = clustered(3, seed=4)
     buffer = queries.copy()

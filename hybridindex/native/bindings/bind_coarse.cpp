@@ -23,7 +23,7 @@ public:
 
     const char* kernels() const { return quantizer_.kernels().name; }
 
-    void quantize(In<float, 2> queries, InOut<std::int64_t, 2> probes, InOut<float, 2> distances) {
+    void quantize(In<float, 2> queries, InOut<std::int64_t, 2> probes, InOut<float, 2> distances, ThreadPool* pool) {
         const std::int64_t n = length(queries, 0), p = length(probes, 1);
         if (length(queries, 1) != quantizer_.dim())
             throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_.dim()) + ")");
@@ -31,7 +31,7 @@ public:
             throw std::invalid_argument("queries, probes and distances must agree on n and p");
         checked(p, quantizer_.nlist(), "p");
         const nb::gil_scoped_release release;
-        quantizer_.quantize(queries.data(), n, p, probes.data(), distances.data());
+        quantizer_.quantize(queries.data(), n, p, probes.data(), distances.data(), pool != nullptr ? *pool : nobody_);
     }
 
 private:
@@ -43,6 +43,7 @@ private:
     }
 
     CoarseQuantizer quantizer_;
+    ThreadPool nobody_{0};
 };
 
 }  // namespace
@@ -53,7 +54,7 @@ void bind_coarse(nb::module_& m) {
              nb::arg("kernels"))
         .def_prop_ro("kernels", &PyCoarseQuantizer::kernels)
         .def("quantize", &PyCoarseQuantizer::quantize, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
-             nb::arg("distances").noconvert());
+             nb::arg("distances").noconvert(), nb::arg("pool").none() = nb::none());
 }
 
 }  // namespace hybridindex

@@ -3,166 +3,322 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
+
+#include "routing/buckets.h"
 
 namespace hybridindex {
 namespace {
 
+using Key = NearestLists::Key;
+
 // Queries that pass over the centroids together: at most, at least, and in between as many as keep so many keys.
-constexpr std::int64_t kGroup = 64, kLeastGroup = 4, kKeysOfGroup = 1 << 20;
+constexpr std::int64_t kMostTogether = 64, kLeastTogether = 4, kKeysTogether = 1 << 20;
 // Floats between what is read and what is fetched, a block at least.
 constexpr std::int64_t kFloatsAhead = 8 << 10;
 // Of so many lists one is probed, or more: then all are sorted.
-constexpr std::int64_t kSortedShare = 6;
+constexpr std::int64_t kSortedShare = 12;
+// Room beyond twice the nearest.
+constexpr std::size_t kSpare = 64;
+// Centroids lie one behind the other, and are compared so many times as fast as the rows that work is counted in.
+constexpr std::int64_t kFasterThanRows = 8;
+// Rows between what is compared and what is fetched.
+constexpr std::int64_t kRowsAhead = 8;
+// More queries read the centroids together, as they are.
+constexpr std::int64_t kRoundedQueries = 2;
 constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr std::uint32_t kSign = 0x80000000u;
+// Of a list that is not found.
+constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+// So many keys are sorted one by one.
+constexpr std::uint32_t kFew = 16;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
-// A distance and a list as one number: the nearer is the smaller; equal distances are ordered by list.
-using Key = std::uint64_t;
-constexpr std::uint32_t kSign = 0x80000000u;
+}  // namespace
 
-Key key_of(float distance, std::uint32_t list) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(distance + 0.0f);  // -0 becomes 0
-    return static_cast<Key>(bits & kSign ? ~bits : bits | kSign) << 32 | list;
+Key NearestLists::key_of(float distance, std::uint32_t list) {
+    const std::int32_t bits = std::bit_cast<std::int32_t>(distance + 0.0f);  // -0 becomes 0
+    // The sign inverted, and of what is negative all.
+    const std::uint32_t ordered = static_cast<std::uint32_t>(bits) ^ (static_cast<std::uint32_t>(bits >> 31) | kSign);
+    return static_cast<Key>(ordered) << 32 | list;
 }
 
-float distance_of(Key key) {
+float NearestLists::distance_of(Key key) {
     const std::uint32_t ordered = static_cast<std::uint32_t>(key >> 32);
     return std::bit_cast<float>(ordered & kSign ? ordered ^ kSign : ~ordered);
 }
 
-// Keys of ascending lists, sorted; `other` has the same room. Returns the one of both where they are.
-const Key* sort_ascending_lists(Key* keys, Key* other, std::int64_t n) {
-    // Stable, so that the lists need no passes.
-    constexpr int kDigits = 4, kValues = 256;
-    std::int64_t starts[kDigits][kValues] = {};
-    for (std::int64_t i = 0; i < n; ++i)
-        for (int digit = 0; digit < kDigits; ++digit) ++starts[digit][keys[i] >> (32 + 8 * digit) & 255];
-    for (int digit = 0; digit < kDigits; ++digit) {
-        const int shift = 32 + 8 * digit;
-        std::int64_t* const at = starts[digit];
-        if (n == 0 || at[keys[0] >> shift & 255] == n) continue;  // the same in all
-        std::int64_t before = 0;
-        for (int value = 0; value < kValues; ++value) before += std::exchange(at[value], before);
-        for (std::int64_t i = 0; i < n; ++i) other[at[keys[i] >> shift & 255]++] = keys[i];
-        std::swap(keys, other);
-    }
-    return keys;
+void NearestLists::reset(float* distances, std::int64_t* lists, std::int64_t k) {
+    distances_ = distances;
+    lists_ = lists;
+    k_ = static_cast<std::size_t>(k);
+    held_ = 0;
+    scratch_ = nullptr;
+    limit_.store(kLargest, std::memory_order_relaxed);
 }
 
-// The nearest of one query, out of blocks in the order of their lists.
-class Nearest {
-public:
-    // Room for `room` keys, p + 2 blocks at least. Where that is as many as there are lists, all are kept and sorted.
-    void reset(Key* keys, std::int64_t room, std::int64_t p) {
-        keys_ = keys;
-        room_ = room;
-        p_ = p;
-        held_ = 0;
-        limit_ = kLargest;
+void NearestLists::reset_to_all(float* distances, std::int64_t* lists, std::int64_t k, std::int64_t nlist, SortScratch& scratch) {
+    reset(distances, lists, k);
+    scratch_ = &scratch;
+    some_ = nullptr;
+    all_.assign(static_cast<std::size_t>(round_up(nlist, kBlockRows)), kNone);
+}
+
+float* NearestLists::reset_to_some(float* distances, std::int64_t* lists, std::int64_t k, const std::int32_t* some,
+                                   std::int64_t n, SortScratch& scratch) {
+    reset_to_all(distances, lists, k, n, scratch);
+    some_ = some;
+    return all_.data();
+}
+
+void NearestLists::push(float distance, std::int64_t list) {
+    if (scratch_ != nullptr) {
+        all_[static_cast<std::size_t>(list)] = distance;
+        return;
     }
+    if (held_ == keys_.size()) keys_.resize(std::max(kSpare, 2 * held_));
+    keys_[held_++] = key_of(distance, static_cast<std::uint32_t>(list));
+    if (held_ >= 2 * k_ + kSpare) narrow();
+}
 
-    void offer(const float* distances, std::uint32_t first, std::uint32_t valid, const BlockKernels& kernels) {
-        for (std::uint32_t near = kernels.at_most(distances, limit_) & valid; near != 0; near &= near - 1) {
-            const int row = std::countr_zero(near);
-            keys_[held_++] = key_of(distances[row], first + static_cast<std::uint32_t>(row));
-        }
-        if (held_ > room_ - kBlockRows) narrow();
+void NearestLists::offer(const float* distances, std::int64_t first, std::uint32_t near) {
+    if (scratch_ != nullptr) {
+        float* const own = all_.data() + first;
+        std::memcpy(own, distances, sizeof(float) * kBlockRows);
+        for (std::uint32_t far = ~near & 0xffffu; far != 0; far &= far - 1) own[std::countr_zero(far)] = kNone;
+        return;
     }
-
-    // `spare`: room for as many; nullptr where some may have been left out.
-    void finish(Key* spare, bool negate, std::int64_t* lists, float* distances) {
-        const Key* sorted = keys_;
-        if (spare != nullptr) {
-            sorted = sort_ascending_lists(keys_, spare, held_);
-        } else {
-            if (held_ > p_) narrow();
-            std::sort(keys_, keys_ + held_);
-        }
-        const std::int64_t found = std::min(held_, p_);
-        for (std::int64_t i = 0; i < found; ++i) {
-            lists[i] = static_cast<std::int64_t>(sorted[i] & 0xffffffffu);
-            const float distance = distance_of(sorted[i]);
-            distances[i] = negate ? 0.0f - distance : distance;
-        }
-        std::fill(lists + found, lists + p_, std::int64_t{-1});
-        std::fill(distances + found, distances + p_, negate ? -kLargest : kLargest);
+    for (; near != 0; near &= near - 1) {
+        const int row = std::countr_zero(near);
+        push(distances[row], first + row);
     }
+}
 
-private:
-    // To the p nearest so far; no other can be among them any more.
-    void narrow() {
-        std::nth_element(keys_, keys_ + (p_ - 1), keys_ + held_);
-        held_ = p_;
-        limit_ = distance_of(keys_[p_ - 1]);
+std::size_t NearestLists::sort_all() const {
+    const std::size_t n = all_.size();
+    std::int32_t* const bucket = scratch_->buckets.data();
+    std::uint32_t starts[Buckets::kCount + 1];
+    Buckets(all_.data(), n).number(all_.data(), n, bucket, starts);
+    std::uint32_t before = 0;
+    int last = 0;  // the first bucket that is not wanted
+    for (int b = 0; b <= Buckets::kCount; ++b) {
+        if (b < Buckets::kCount && before < k_) last = b + 1;
+        before += std::exchange(starts[b], before);
     }
+    const std::size_t found = starts[last];
+    Key* const keys = scratch_->keys.data();
+    // All of them: no branch is foreseen.
+    for (std::size_t i = 0; i < n; ++i)
+        keys[starts[bucket[i]]++] = key_of(all_[i], static_cast<std::uint32_t>(some_ == nullptr ? i : some_[i]));
+    std::uint32_t begin = 0;
+    for (int b = 0; b < last; begin = starts[b++])
+        if (starts[b] - begin > kFew) std::sort(keys + begin, keys + starts[b]);
+    // What is left is near its place.
+    for (std::size_t i = 1; i < found; ++i) {
+        const Key key = keys[i];
+        std::size_t at = i;
+        for (; at > 0 && keys[at - 1] > key; --at) keys[at] = keys[at - 1];
+        keys[at] = key;
+    }
+    return found;
+}
 
-    Key* keys_ = nullptr;
-    std::int64_t room_ = 0, p_ = 0, held_ = 0;
-    float limit_ = kLargest;
-};
+void NearestLists::finish(bool negate) {
+    const Key* sorted = keys_.data();
+    if (scratch_ != nullptr) {
+        held_ = sort_all();
+        sorted = scratch_->keys.data();
+    } else {
+        if (held_ > k_) narrow();
+        std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(held_));
+    }
+    const std::size_t found = std::min(held_, k_);
+    for (std::size_t i = 0; i < found; ++i) {
+        lists_[i] = static_cast<std::int64_t>(sorted[i] & 0xffffffffu);
+        const float distance = distance_of(sorted[i]);
+        distances_[i] = negate ? 0.0f - distance : distance;
+    }
+    std::fill(lists_ + found, lists_ + k_, std::int64_t{-1});
+    std::fill(distances_ + found, distances_ + k_, negate ? -kLargest : kLargest);
+}
 
-}  // namespace
+void NearestLists::narrow() {
+    const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(k_ - 1);
+    std::nth_element(keys_.begin(), last, keys_.begin() + static_cast<std::ptrdiff_t>(held_));
+    held_ = k_;
+    lower(distance_of(*last));
+}
 
-struct CoarseQuantizer::Scratch {
-    AlignedBuffer<float> queries, distances;
-    AlignedBuffer<Key> keys;
-    const float* starts[kGroup];
-    Nearest nearest[kGroup];
-};
-
-CoarseQuantizer::CoarseQuantizer(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product,
-                                 const BlockKernels& kernels)
-    : nlist_(nlist), dim_(dim), padded_dim_(round_up(dim, kDimStep)), inner_product_(inner_product), kernels_(kernels) {
+Centroids::Centroids(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product,
+                     const BlockKernels& kernels)
+    : nlist_(nlist), dim_(dim), padded_dim_(round_up(dim, kDimStep)), extent_{nlist, nlist, 0},
+      inner_product_(inner_product), kernels_(kernels) {
     centroids_.grow(round_up(nlist, kBlockRows) * padded_dim_);
     for (std::int64_t list = 0; list < nlist; ++list)
         std::memcpy(centroids_.data() + list * padded_dim_, centroids + list * dim, static_cast<std::size_t>(dim) * 4);
 }
 
-CoarseQuantizer::~CoarseQuantizer() { delete idle_.load(std::memory_order_acquire); }
-
-void CoarseQuantizer::quantize(const float* queries, std::int64_t n, std::int64_t p, std::int64_t* lists, float* distances) {
-    const bool sorted = p * kSortedShare >= nlist_;
-    const std::int64_t room = sorted ? round_up(nlist_, kBlockRows) + kBlockRows : 2 * p + 4 * kBlockRows;
-    const std::int64_t group = std::min(n, std::clamp(kKeysOfGroup / room, kLeastGroup, kGroup));
-    const std::int64_t block_floats = kBlockRows * padded_dim_;
-    const std::int64_t ahead = (kFloatsAhead + block_floats - 1) / block_floats;
-    const std::int64_t blocks = (nlist_ + kBlockRows - 1) / kBlockRows;
-    const auto compare = inner_product_ ? kernels_.inner_products : kernels_.squared_l2;
+void Centroids::copy_query(const float* query, float* copy) const {
     const float sign = inner_product_ ? -1.0f : 1.0f;
-
-    std::unique_ptr<Scratch> scratch(idle_.exchange(nullptr, std::memory_order_acquire));
-    if (scratch == nullptr) scratch = std::make_unique<Scratch>();
-    scratch->queries.grow(group * padded_dim_);
-    scratch->distances.grow(group * kBlockRows);
-    scratch->keys.grow((group + (sorted ? 1 : 0)) * room);
-    Key* const spare = sorted ? scratch->keys.data() + group * room : nullptr;
-    for (std::int64_t first = 0; first < n; first += group) {
-        const std::int64_t here = std::min(group, n - first);
-        for (std::int64_t q = 0; q < here; ++q) {
-            float* const copy = scratch->queries.data() + q * padded_dim_;
-            const float* const query = queries + (first + q) * dim_;
-            for (std::int64_t i = 0; i < dim_; ++i) copy[i] = sign * query[i];
-            scratch->starts[q] = copy;
-            scratch->nearest[q].reset(scratch->keys.data() + q * room, room, p);
-        }
-        for (std::int64_t block = 0; block < blocks; ++block) {
-            const float* const rows = centroids_.data() + block * block_floats;
-            const std::int64_t left = nlist_ - block * kBlockRows;
-            const std::uint32_t valid = left >= kBlockRows ? 0xffffu : (1u << left) - 1u;
-            compare(rows, padded_dim_, scratch->starts, static_cast<int>(here), padded_dim_, scratch->distances.data(),
-                    block + ahead < blocks ? rows + ahead * block_floats : nullptr, nullptr);
-            for (std::int64_t q = 0; q < here; ++q)
-                scratch->nearest[q].offer(scratch->distances.data() + q * kBlockRows,
-                                          static_cast<std::uint32_t>(block * kBlockRows), valid, kernels_);
-        }
-        for (std::int64_t q = 0; q < here; ++q)
-            scratch->nearest[q].finish(spare, inner_product_, lists + (first + q) * p, distances + (first + q) * p);
-    }
-    scratch.reset(idle_.exchange(scratch.release(), std::memory_order_acq_rel));
+    for (std::int64_t i = 0; i < dim_; ++i) copy[i] = sign * query[i];
+    std::fill(copy + dim_, copy + padded_dim_, 0.0f);
 }
+
+bool Centroids::sorts_all(std::int64_t p) const { return p * kSortedShare >= nlist_; }
+
+std::int64_t Centroids::most_queries(std::int64_t p) const {
+    const std::int64_t room = sorts_all(p) ? nlist_ : 2 * p + static_cast<std::int64_t>(kSpare);
+    return std::clamp(kKeysTogether / room, kLeastTogether, kMostTogether);
+}
+
+void Centroids::Shared::prepare(const CoarseTask& task, const ScanPlan&, std::int64_t) {
+    const std::int64_t dim = source_.dim_, padded_dim = source_.padded_dim_, nlist = source_.nlist_;
+    const bool all = source_.sorts_all(task.k);
+    queries_.grow(task.n * padded_dim);
+    if (all) scratch_.grow(round_up(nlist, kBlockRows));
+    heaps_.resize(std::max(heaps_.size(), static_cast<std::size_t>(task.n)));
+    for (std::int64_t q = 0; q < task.n; ++q) {
+        source_.copy_query(task.queries + q * dim, queries_.data() + q * padded_dim);
+        NearestLists& own = heap(static_cast<std::int32_t>(q));
+        float* const distances = task.distances + q * task.k;
+        std::int64_t* const lists = task.ids + q * task.k;
+        if (all)
+            own.reset_to_all(distances, lists, task.k, nlist, scratch_);
+        else
+            own.reset(distances, lists, task.k);
+    }
+}
+
+void Centroids::Shared::let_go() {
+    std::size_t kept = 0;
+    for (const NearestLists& heap : heaps_) kept += heap.kept_bytes();
+    if (kept > kMostKept) heaps_ = std::vector<NearestLists>();
+    queries_.let_go(kMostKept);
+    scratch_.let_go(kMostKept);
+}
+
+std::int64_t Centroids::plan(const CoarseTask& task, int threads, ScanPlan& plan) const {
+    plan.probed.lists.assign(1, 0);
+    plan.probed.starts = {0, task.n};
+    plan.probed.members.resize(static_cast<std::size_t>(task.n));
+    std::iota(plan.probed.members.begin(), plan.probed.members.end(), 0);
+    return make_items(plan.probed, {extent_, padded_dim_ * 4, padded_dim_}, task.n, threads, false, plan.items, plan.left) /
+           kFasterThanRows;
+}
+
+bool Centroids::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanItem& item, const ScanItem* following,
+                     std::int64_t first, int n, NearestLists* apart, const Stopped& stopped) const {
+    const std::int32_t* const members = plan.probed.members.data() + first;
+    const std::int64_t block_floats = kBlockRows * padded_dim_;
+    const std::int64_t ahead = (kFloatsAhead + block_floats - 1) / block_floats * kBlockRows;
+    const auto compare = inner_product_ ? kernels_.inner_products : kernels_.squared_l2;
+    const std::int64_t end = item.first + item.count, later = following == nullptr ? nlist_ : following->first;
+    for (int m = 0; m < n; ++m) rows.queries[static_cast<std::size_t>(m)] = shared.query(members[m]);
+    for (std::int64_t row = item.first; row < end; row += kBlockRows) {
+        if (stopped()) return false;
+        const std::int64_t next = row + ahead < end ? row + ahead : later + (row + ahead - end);
+        compare(centroids_.data() + row * padded_dim_, padded_dim_, rows.queries.data(), n, padded_dim_,
+                rows.distances.data(), next < nlist_ ? centroids_.data() + next * padded_dim_ : nullptr, nullptr);
+        const std::uint32_t there = nlist_ - row >= kBlockRows ? 0xffffu : (1u << (nlist_ - row)) - 1u;
+        for (int m = 0; m < n; ++m) {
+            const float* const found = rows.distances.data() + m * kBlockRows;
+            const float limit = shared.heap(members[m]).limit();
+            NearestLists& nearest = apart == nullptr ? shared.heap(members[m]) : apart[m];
+            nearest.offer(found, row, kernels_.at_most(found, std::min(limit, nearest.limit())) & there);
+        }
+    }
+    return true;
+}
+
+struct CoarseQuantizer::Alone {
+    NearLists near;
+    NearestLists nearest;
+    NearestLists::SortScratch scratch;
+    AlignedBuffer<float> query;
+};
+
+// Of one process: in a child locks may be held, and helpers inside, that nobody gives back.
+struct CoarseQuantizer::Calls {
+    explicit Calls(const Centroids& centroids) : jobs(centroids) {}
+
+    const pid_t pid = getpid();
+    ScanJobs<Centroids> jobs;
+};
+
+CoarseQuantizer::CoarseQuantizer(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product,
+                                 const BlockKernels& kernels)
+    : centroids_(centroids, nlist, dim, inner_product, kernels),
+      rounded_(centroids_.rows(), nlist, dim, centroids_.padded_dim(), inner_product, kernels) {}
+
+CoarseQuantizer::~CoarseQuantizer() {
+    delete idle_.load(std::memory_order_acquire);
+    Calls* const calls = calls_.load(std::memory_order_acquire);
+    if (calls != nullptr && calls->pid == getpid()) delete calls;
+}
+
+ScanJobs<Centroids>& CoarseQuantizer::jobs() {
+    Calls* calls = calls_.load(std::memory_order_acquire);
+    if (calls != nullptr && calls->pid == getpid()) return calls->jobs;
+    auto made = std::make_unique<Calls>(centroids_);
+    // What another thread has made meanwhile is as good; what is left belongs to the parent.
+    if (calls_.compare_exchange_strong(calls, made.get(), std::memory_order_acq_rel)) return made.release()->jobs;
+    return calls->jobs;
+}
+
+bool CoarseQuantizer::quantize_rounded(const float* query, std::int64_t p, std::int64_t* lists, float* distances) {
+    std::unique_ptr<Alone> mine(idle_.exchange(nullptr, std::memory_order_acq_rel));
+    if (mine == nullptr) mine = std::make_unique<Alone>();
+    const bool found = rounded_.find_near(query, p, mine->near);
+    if (found) {
+        mine->query.grow(centroids_.padded_dim());
+        centroids_.nearest_of(query, mine->near, p, lists, distances, mine->query.data(), mine->scratch, mine->nearest);
+    }
+    delete idle_.exchange(mine.release(), std::memory_order_acq_rel);
+    return found;
+}
+
+void Centroids::nearest_of(const float* query, const NearLists& near, std::int64_t p, std::int64_t* lists, float* distances,
+                           float* copy, NearestLists::SortScratch& scratch, NearestLists& nearest) const {
+    copy_query(query, copy);
+    const std::int64_t count = near.count;
+    scratch.grow(round_up(count, kBlockRows));
+    float* const found = nearest.reset_to_some(distances, lists, p, near.lists.data(), count, scratch);
+    const auto distances_of = inner_product_ ? kernels_.inner_product_pairs : kernels_.squared_l2_pairs;
+    const float* queries[kBlockRows];
+    std::fill(queries, queries + kBlockRows, copy);
+    const auto row = [&](std::int64_t i) { return rows() + near.lists.data()[std::min(i, count - 1)] * padded_dim_; };
+    for (std::int64_t first = 0; first < count; first += kBlockRows) {
+        const float *here[kBlockRows], *ahead[kBlockRows];
+        for (int i = 0; i < kBlockRows; ++i) here[i] = row(first + i), ahead[i] = row(first + kRowsAhead + i);
+        const int n = static_cast<int>(std::min<std::int64_t>(kBlockRows, count - first));
+        distances_of(here, queries, n, padded_dim_, found + first, ahead);
+    }
+    finish(nearest);
+}
+
+void CoarseQuantizer::quantize(const float* queries, std::int64_t n, std::int64_t p, std::int64_t* lists,
+                               float* distances, ThreadPool& pool) {
+    const std::int64_t dim = centroids_.dim();
+    if (n <= kRoundedQueries && rounded_.pays(p)) {
+        while (n > 0 && quantize_rounded(queries, p, lists, distances)) --n, queries += dim, lists += p, distances += p;
+    }
+    if (n == 0) return;
+    ScanJobs<Centroids>& runs = jobs();
+    const std::int64_t step = centroids_.most_queries(p);
+    for (std::int64_t first = 0; first < n; first += step)
+        runs.run({.queries = queries + first * dim,
+                   .n = std::min(step, n - first),
+                   .k = p,
+                   .distances = distances + first * p,
+                   .ids = lists + first * p,
+                   .on_done = {}},
+                  pool);
+}
+
+template class ScanJob<Centroids>;
+template class ScanJobs<Centroids>;
 
 }  // namespace hybridindex

@@ -8,8 +8,7 @@ rounded: beside devices, which do neither, it scans none of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from hybridindex.config import HostScannerName
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HostScanner", "HostScannerName", "differs_from_devices", "open_host_scanner"]
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +31,8 @@ class HostScanner(Scanner, Protocol):
 
     #: Threads of one scan, the calling one included.
     threads: int
+    #: The extension's threads that help; None: faiss scans.
+    pool: Any
 
     def scan_checked(
         self,
@@ -57,10 +56,9 @@ class HostScanner(Scanner, Protocol):
         """Undoes :meth:`adopt_thread`."""
         ...
 
-    def call_faiss(
-        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> _Result:
-        """Calls ``function``, which calls faiss, on an adopted thread; with one thread while several would wait."""
+    def quantize(self, index: IVFIndex, queries: F32, nprobe: int) -> tuple[I64, F32]:
+        """:meth:`hybridindex.index.ivf.IVFIndex.quantize` with this scanner's threads, on an adopted thread; with one
+        while several would wait for each other."""
         ...
 
     def prepare(self, lists: I64) -> None:

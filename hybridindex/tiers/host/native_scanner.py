@@ -93,7 +93,7 @@ class HostNativeScanner(OpenMpThreads):
                 )
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
-        self._pool: Any = native.ThreadPool(self.threads - 1)
+        self.pool: Any = native.ThreadPool(self.threads - 1)
         index.integrity.remembering.add(self)
 
     @property
@@ -144,7 +144,7 @@ class HostNativeScanner(OpenMpThreads):
             on_done(done, distances[done], ids[done])
 
         self._scanner.scan(
-            queries, probes, distances, ids, self._pool, bitmap, in_order, None if on_done is None else report
+            queries, probes, distances, ids, self.pool, bitmap, in_order, None if on_done is None else report
         )
         return distances, ids
 
@@ -191,7 +191,7 @@ class HostNativeScanner(OpenMpThreads):
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""
-        self._pool = None
+        self.pool = None
 
 
 def _prepared(filter_ids: IdFilter | None) -> tuple[Any, Any]:

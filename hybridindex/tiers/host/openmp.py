@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
 
 __all__ = ["OpenMpThreads", "adopt_openmp_threads", "openmp_threads"]
 
@@ -45,6 +50,8 @@ class OpenMpThreads:
 
     #: Threads of one scan, the calling one included.
     threads: int
+    #: The extension's threads that help, a ``native.ThreadPool``; None: faiss scans.
+    pool: Any = None
     #: Calls to come on one thread, and how many it were after the last late call. Threads may overwrite each other's
     #: counts: only time depends on them.
     _alone = 0
@@ -57,6 +64,14 @@ class OpenMpThreads:
     def give_back_thread(self, before: int) -> None:
         """Undoes :meth:`adopt_thread`."""
         adopt_openmp_threads(before)
+
+    def quantize(self, index: IVFIndex, queries: F32, nprobe: int) -> tuple[I64, F32]:
+        """:meth:`hybridindex.index.ivf.IVFIndex.quantize` with this scanner's threads."""
+        if index.quantizes_itself:
+            return index.quantize(queries, nprobe, self.pool)
+        if len(queries) == 1:  # on one thread in any case
+            return index.quantize(queries, nprobe)
+        return self.call_faiss(index.quantize, queries, nprobe)
 
     def call_faiss(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs

@@ -70,10 +70,10 @@ class HostRabitqScanner(OpenMpThreads):
         self._index = index
         self._centroids = np.ascontiguousarray(index.centroids)
         self._native: Any = None
-        self._pool: Any = None
+        self.pool: Any = None
         if self.is_fast():
             assert native is not None
-            self._pool = native.ThreadPool(self.threads - 1)
+            self.pool = native.ThreadPool(self.threads - 1)
             spec = codes.spec
             try:
                 self._native = native.RabitqScanner(
@@ -96,7 +96,7 @@ class HostRabitqScanner(OpenMpThreads):
             codes.lock()
             self.on_disk = RowsOnDisk(index.rows)
         self.reranker = (
-            Reranker(index, self._pool, kernels=kernels, on_disk=self.on_disk)
+            Reranker(index, self.pool, kernels=kernels, on_disk=self.on_disk)
             if codes.spec.source == "rows"
             else FaissCodeReranker(index, self.on_disk)
         )
@@ -179,7 +179,7 @@ class HostRabitqScanner(OpenMpThreads):
 
         if self._native is not None:
             self._native.scan(
-                queries, probes, coarse_distances, found, positions, self._pool, None if on_done is None else report
+                queries, probes, coarse_distances, found, positions, self.pool, None if on_done is None else report
             )
             return found, positions
         self._scan_reference(queries, probes, coarse_distances, found, positions)
@@ -219,7 +219,7 @@ class HostRabitqScanner(OpenMpThreads):
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""
-        self._pool = None
+        self.pool = None
         self.reranker.close()
         if self.on_disk is not None:
             self.on_disk.close()

@@ -29,10 +29,10 @@ class Held:
         self.entered, self._resume = threading.Event(), threading.Event()
         quantize = index.quantize
 
-        def held(queries, nprobe):
+        def held(queries, nprobe, *pool):
             self.entered.set()
             assert self._resume.wait(WAIT_S)
-            return quantize(queries, nprobe)
+            return quantize(queries, nprobe, *pool)
 
         monkeypatch.setattr(index, "quantize", held)
 

@@ -88,10 +88,10 @@ def test_the_queue_is_counted_by_request_and_a_request_learns_of_its_batch(index
     entered, resume = threading.Event(), threading.Event()
     quantize = index.quantize
 
-    def held(queries, nprobe):
+    def held(queries, nprobe, *pool):
         entered.set()
         assert resume.wait(WAIT_S)
-        return quantize(queries, nprobe)
+        return quantize(queries, nprobe, *pool)
 
     told = [Listener() for _ in range(4)]
     with Router(index) as router:
