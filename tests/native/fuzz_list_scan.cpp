@@ -431,7 +431,9 @@ void run_rerank(std::minstd_rand& values, const Case& made) {
 
 void run_coarse(Bytes& in, const BlockKernels& kernels) {
     const bool keep_max = in.byte() & 1, tame = !in.one_in(4);
-    const std::int64_t nlist = 1 + in.below(in.one_in(4) ? 3000 : 100), dim = 1 + in.below(40), n = in.below(90);
+    const std::int64_t nlist = 1 + in.below(in.one_in(4) ? 3000 : 100), n = in.below(90);
+    // So large here and there that one query and two are compared with rounded centroids first.
+    const std::int64_t dim = 1 + in.below(in.one_in(4) ? 300 : 40);
     const std::int64_t p = 1 + in.below(in.one_in(2) ? nlist : std::min<std::int64_t>(nlist, 30));
     std::minstd_rand values(static_cast<unsigned>(in.below(65536)) + 1);
     const auto fill = [&](std::int64_t size) {
@@ -445,10 +447,11 @@ void run_coarse(Bytes& in, const BlockKernels& kernels) {
     };
     const auto centroids = fill(nlist * dim), queries = fill(n * dim);
     CoarseQuantizer quantizer(centroids.get(), nlist, dim, keep_max, kernels);
+    ThreadPool none(0), two(2);
     const auto check = [&] {
-        const auto lists = room<std::int64_t>(n * p), list = room<std::int64_t>(p);
-        const auto distances = room<float>(n * p), distance = room<float>(p);
-        quantizer.quantize(queries.get(), n, p, lists.get(), distances.get());
+        const auto lists = room<std::int64_t>(n * p), list = room<std::int64_t>(2 * p);
+        const auto distances = room<float>(n * p), distance = room<float>(2 * p);
+        quantizer.quantize(queries.get(), n, p, lists.get(), distances.get(), two);
         for (std::int64_t q = 0; q < n; ++q) {
             std::set<std::int64_t> seen;
             const std::int64_t* const found = lists.get() + q * p;
@@ -463,9 +466,10 @@ void run_coarse(Bytes& in, const BlockKernels& kernels) {
             REQUIRE(!tame || there == p);
             for (; there < p; ++there) REQUIRE(found[there] == -1);
             if (q % 8 != 0) continue;
-            quantizer.quantize(queries.get() + q * dim, 1, p, list.get(), distance.get());
-            REQUIRE(std::equal(found, found + p, list.get()));
-            REQUIRE(std::memcmp(far, distance.get(), static_cast<std::size_t>(p) * 4) == 0);
+            const std::int64_t some = std::min<std::int64_t>(1 + q / 8 % 2, n - q);
+            quantizer.quantize(queries.get() + q * dim, some, p, list.get(), distance.get(), none);
+            REQUIRE(std::equal(found, found + some * p, list.get()));
+            REQUIRE(std::memcmp(far, distance.get(), static_cast<std::size_t>(some * p) * 4) == 0);
         }
     };
     std::vector<std::thread> threads;

@@ -1,5 +1,6 @@
 // Instruction sets give the same bits: the kernels of RaBitQ codes and of product quantizers, called directly and by
-// their scanners, against the portable ones. And the portable ones give what they gave on x86-64.
+// their scanners, and products of bytes, against the portable ones. And the portable ones give what they gave on
+// x86-64.
 //
 //   kernels_agree [NAME...]
 // compares the sets of these names, the first of which has to be what this CPU gets; without names, all that it runs.
@@ -11,6 +12,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "jobs/thread_pool.h"
@@ -149,55 +151,225 @@ std::vector<std::int64_t> sampled_probes(Random& random, std::int64_t n, std::in
 
 // ---- RaBitQ codes
 
-// Of extremes, sums are the largest or the smallest there are.
-void compare_products(const RabitqKernels& kernels, Random& random, int bits, std::int64_t dim, bool extreme) {
-    const CodeFormat format{bits, dim, 1, 1, false, {nullptr, 0, (dim + kChunkDims - 1) / kChunkDims * kChunkDims}};
-    const int n = static_cast<int>(1 + random.below(40));
-    std::vector<float> queries = floats(random, n * dim);
-    // Not rotated, numbers of one size are the largest that a query is rounded to.
-    if (extreme)
-        for (std::int64_t i = 0; i < n * dim; ++i)
-            queries[static_cast<std::size_t>(i)] = i / dim % 2 != 0 ? -1.0f : 1.0f;
-    CodedQueries coded(format);
-    coded.prepare(queries.data(), n);
-    const std::uint8_t* tables[40];
-    const std::int8_t* whole[40];
-    for (int q = 0; q < n; ++q) tables[q] = coded.tables(q), whole[q] = coded.whole(q);
-    std::vector<std::uint8_t> planes = bytes(random, format.plane_bytes());
-    if (extreme) std::fill(planes.begin(), planes.end(), std::uint8_t{255});
-    std::vector<std::int32_t> right(static_cast<std::size_t>(n * kCodedRows), 7), found = right;
-    portable_rabitq_kernels->products(planes.data(), bits, format.chunks(), tables, whole, n, right.data());
-    kernels.products(planes.data(), bits, format.chunks(), tables, whole, n, found.data());
-    same("products", right, found);
+// Of extremes, sums are the largest or the smallest there are. Of nothing, estimates are -0 before they are kept.
+enum class Blocks { plain, extreme_sums, extreme_factors, nothing };
+constexpr Blocks kAllBlocks[] = {Blocks::plain, Blocks::extreme_sums, Blocks::extreme_factors, Blocks::nothing};
+
+// Blocks, and queries that are compared with them. The last block holds few rows; behind them are others.
+struct Comparison {
+    static constexpr std::int64_t kBlocks = 3, kPosition = (std::int64_t{7} << 32) + 160;
+    static constexpr int kMostQueries = 40;
+
+    Comparison(Random& random, int bits, std::int64_t dim, bool l2, Blocks kind)
+        : format{bits, dim, 1, 1, l2, {nullptr, 0, (dim + kChunkDims - 1) / kChunkDims * kChunkDims}}, coded(format) {
+        queries = floats(random, kMostQueries * dim);
+        // Not rotated, numbers of one size are the largest that a query is rounded to.
+        if (kind == Blocks::extreme_sums)
+            for (std::int64_t i = 0; i < kMostQueries * dim; ++i)
+                queries[static_cast<std::size_t>(i)] = i / dim % 2 != 0 ? -1.0f : 1.0f;
+        coded.prepare(queries.data(), kMostQueries);
+        const std::int64_t size = format.block_bytes(), planes = format.plane_bytes();
+        for (std::int64_t block = 0; block < kBlocks; ++block) {
+            std::vector<std::uint8_t> one = bytes(random, planes);
+            if (kind == Blocks::extreme_sums)
+                std::fill(one.begin(), one.end(), static_cast<std::uint8_t>(block % 2 == 0 ? 255 : 0));
+            one.resize(static_cast<std::size_t>(size));
+            for (std::int64_t i = planes; i < planes + 64; ++i)
+                one[static_cast<std::size_t>(i)] =
+                    static_cast<std::uint8_t>(kind == Blocks::nothing ? 0 : random.next());
+            // Halves are numbers: a bit of the exponent is not set.
+            if (kind != Blocks::extreme_factors)
+                for (std::int64_t i = planes + 1; i < planes + 64; i += 2) one[static_cast<std::size_t>(i)] &= 0xbf;
+            const Values values = kind == Blocks::extreme_factors ? Values::extreme : Values::plain;
+            const std::vector<float> h = kind == Blocks::nothing ? std::vector<float>(kCodedRows, 0.0f)
+                                                                 : floats(random, kCodedRows, values);
+            if (l2) std::memcpy(one.data() + planes + 64, h.data(), 4 * kCodedRows);
+            blocks.insert(blocks.end(), one.begin(), one.end());
+        }
+        const Values values = kind == Blocks::extreme_factors ? Values::extreme : Values::plain;
+        u = floats(random, kMostQueries, values), w = floats(random, kMostQueries, values);
+        products = kind == Blocks::nothing ? std::vector<float>(kMostQueries, 0.0f)
+                                           : floats(random, kMostQueries, values);
+        for (int q = 0; q < kMostQueries; ++q) tables.push_back(coded.tables(q)), whole.push_back(coded.whole(q));
+        // What is fetched ahead: nothing, of this run, or of what comes later.
+        const std::int64_t blocks_ahead = random.below(5), blocks_later = random.below(kBlocks + 1);
+        run = {blocks.data(),
+               kBlocks * kCodedRows - random.below(kCodedRows),
+               size,
+               bits,
+               format.chunks(),
+               l2,
+               portable_kernels->decode_f16,
+               blocks_ahead * size,
+               blocks_later != 0 ? blocks.data() : nullptr,
+               blocks_later * size};
+    }
+    Comparison(const Comparison&) = delete;
+
+    CodeFormat format;
+    CodedQueries coded;
+    std::vector<float> queries, u, w, products;
+    std::vector<std::uint8_t> blocks;
+    std::vector<const std::uint8_t*> tables;
+    std::vector<const std::int8_t*> whole;
+    CodedRun run;
+};
+
+// What find() gave: where it stopped, and each query's rows, query by query.
+struct Finding {
+    std::vector<std::int64_t> stops, counts, positions;
+    std::vector<float> estimates;
+};
+void same(const Finding& right, const Finding& found) {
+    const auto lengths = [](const Finding& one) {
+        return std::vector<std::size_t>{one.stops.size(), one.positions.size(), one.estimates.size()};
+    };
+    same("lengths of what was found", lengths(right), lengths(found));
+    same("stops", right.stops, found.stops);
+    same("counts", right.counts, found.counts);
+    same("positions", right.positions, found.positions);
+    same("estimates", right.estimates, found.estimates);
 }
 
-void compare_estimates(const RabitqKernels& kernels, Random& random, Values values) {
-    const int n = static_cast<int>(1 + random.below(9));
-    const std::vector<float> f = floats(random, kCodedRows, values), g = floats(random, kCodedRows, values),
-                             h = floats(random, kCodedRows, values), u = floats(random, n, values),
-                             w = floats(random, n, values), products = floats(random, n, values);
-    std::vector<float> limits = floats(random, n, values);
-    std::vector<std::int32_t> sums(static_cast<std::size_t>(n * kCodedRows));
-    for (std::int32_t& sum : sums) sum = static_cast<std::int32_t>(random.below(2'000'001)) - 1'000'000;
-    for (const float* const squares : {static_cast<const float*>(nullptr), h.data()}) {
-        std::vector<float> estimates[2] = {std::vector<float>(sums.size()), std::vector<float>(sums.size())};
-        std::vector<std::uint32_t> near[2] = {std::vector<std::uint32_t>(limits.size()),
-                                              std::vector<std::uint32_t>(limits.size())};
-        for (const bool portable : {true, false}) {
-            const RabitqKernels& one = portable ? *portable_rabitq_kernels : kernels;
-            const QueryFactors factors{u.data(), w.data(), products.data(), limits.data()};
-            one.estimates(f.data(), g.data(), squares, sums.data(), n, factors, estimates[portable].data(),
-                          near[portable].data());
-            // Again with limits that are estimates themselves: equal is near.
-            if (portable)
-                for (int q = 0; q < n; ++q)
-                    limits[static_cast<std::size_t>(q)] = estimates[true][static_cast<std::size_t>(q * kCodedRows + 5)];
-            one.estimates(f.data(), g.data(), squares, sums.data(), n, factors, estimates[portable].data(),
-                          near[portable].data());
-        }
-        same("estimates", estimates[true], estimates[false]);
-        same("near", near[true], near[false]);
+// From the block `first` to the end, taking out what fills the room of a query. The q-th of them begins with q % 3
+// rows.
+Finding find(const RabitqKernels& kernels, const Comparison& with, const std::vector<float>& limits, int n,
+             std::int64_t first, std::int64_t room) {
+    const QueriesOfRun queries{with.tables.data(), with.whole.data(),    with.u.data(),
+                               with.w.data(),      with.products.data(), limits.data()};
+    // As much memory as they may write, each its own.
+    std::vector<std::vector<float>> estimates(static_cast<std::size_t>(n)), all_estimates(estimates.size());
+    std::vector<std::vector<std::int64_t>> positions(estimates.size()), all_positions(estimates.size());
+    std::vector<FoundRows> rows(estimates.size());
+    std::vector<FoundRows*> found;
+    for (std::size_t q = 0; q < rows.size(); ++q) {
+        estimates[q].resize(static_cast<std::size_t>(room), 7.0f);
+        positions[q].resize(static_cast<std::size_t>(room), 7);
+        const std::int64_t count = std::min<std::int64_t>(static_cast<std::int64_t>(q % 3), room - kCodedRows);
+        rows[q] = {estimates[q].data(), positions[q].data(), count, room};
+        found.push_back(&rows[q]);
     }
+    const auto take_out = [&](std::size_t q) {
+        const std::ptrdiff_t count = static_cast<std::ptrdiff_t>(rows[q].count);
+        all_estimates[q].insert(all_estimates[q].end(), estimates[q].begin(), estimates[q].begin() + count);
+        all_positions[q].insert(all_positions[q].end(), positions[q].begin(), positions[q].begin() + count);
+        rows[q].count = 0;
+    };
+    std::vector<std::int32_t> sums(static_cast<std::size_t>(n * kCodedRows));
+    std::vector<float> out(sums.size());
+    Finding finding;
+    for (std::int64_t block = first; block < with.run.count();) {
+        const std::int64_t next = kernels.find(with.run, block, queries, n, Comparison::kPosition, found.data(),
+                                               sums.data(), out.data());
+        if (next <= block || next > with.run.count()) fail("find() ended at block " + std::to_string(next));
+        bool full = false;
+        for (std::size_t q = 0; q < rows.size(); ++q)
+            if (rows[q].full()) take_out(q), full = true;
+        if (!full && next < with.run.count()) fail("find() stopped where nobody's room was full");
+        finding.stops.push_back(block = next);
+    }
+    for (std::size_t q = 0; q < rows.size(); ++q) {
+        take_out(q);
+        finding.counts.push_back(static_cast<std::int64_t>(all_positions[q].size()));
+        finding.estimates.insert(finding.estimates.end(), all_estimates[q].begin(), all_estimates[q].end());
+        finding.positions.insert(finding.positions.end(), all_positions[q].begin(), all_positions[q].end());
+    }
+    for (const float estimate : finding.estimates)
+        if (estimate == 0 && std::signbit(estimate)) fail("an estimate is -0");
+    return finding;
+}
+
+void compare_found(const RabitqKernels& kernels, Random& random, const Comparison& with, int n) {
+    constexpr std::int64_t kAll = (Comparison::kBlocks + 1) * kCodedRows;
+    const auto both = [&](const std::vector<float>& limits, std::int64_t first, std::int64_t room) {
+        const Finding right = find(*portable_rabitq_kernels, with, limits, n, first, room);
+        same(right, find(kernels, with, limits, n, first, room));
+        return right;
+    };
+    const std::vector<float> largest(static_cast<std::size_t>(n), std::numeric_limits<float>::max());
+    const Finding all = both(largest, 0, kAll);
+    // Room for one block, and for a few rows more.
+    both(largest, 0, kCodedRows);
+    both(largest, random.below(Comparison::kBlocks), kCodedRows + 1 + random.below(kCodedRows));
+    // Limits that are an estimate of the query's, equal is near; that are just below one; and that nothing is below.
+    std::vector<float> limits;
+    std::int64_t at = 0;
+    for (int q = 0; q < n; at += all.counts[static_cast<std::size_t>(q++)]) {
+        const std::int64_t count = all.counts[static_cast<std::size_t>(q)];
+        const float one = count > 0 ? all.estimates[static_cast<std::size_t>(at + random.below(count))] : 0.0f;
+        const float some[] = {one, one, std::nextafter(one, -kInfinity), -std::numeric_limits<float>::max(), kNan};
+        limits.push_back(some[random.below(std::size(some))]);
+    }
+    both(limits, 0, kAll);
+    both(limits, 0, kCodedRows + random.below(kCodedRows));
+    limits.assign(static_cast<std::size_t>(n), -kInfinity);
+    both(limits, 0, kAll);
+}
+
+// Numbers with many equal ones, of both zeros, or any; none is no number.
+std::vector<float> sampled_estimates(Random& random, std::int64_t n) {
+    const std::int64_t kind = random.below(5);
+    std::vector<float> out = floats(random, n, kind == 0 ? Values::extreme : kind == 1 ? Values::small : Values::plain);
+    for (float& x : out) {
+        if (kind == 2) x = 3.5f;
+        if (kind == 3) x = static_cast<float>(random.below(3)) - 1.0f;
+        if (kind == 3 && x == 0 && random.below(2) == 0) x = -0.0f;
+        if (std::isnan(x)) x = -1.0f;
+    }
+    return out;
+}
+
+void compare_keys(const RabitqKernels& kernels, Random& random, std::int64_t n, std::int64_t k,
+                  const std::vector<float>& estimates) {
+    std::vector<std::int32_t> right(static_cast<std::size_t>(n), 7), found = right;
+    std::int32_t last[2] = {7, 8};
+    const std::int64_t within = portable_rabitq_kernels->least_key(estimates.data(), n, k, right.data(), last);
+    same_of("rows within the last key", [&](bool portable) {
+        return portable ? within : kernels.least_key(estimates.data(), n, k, found.data(), last + 1);
+    });
+    same("last key", last, last + 1, 1);
+    same("keys", right, found);
+    const std::size_t i = static_cast<std::size_t>(random.below(n)), j = static_cast<std::size_t>(random.below(n));
+    if (estimates[i] < estimates[j] && right[i] >= right[j]) fail("keys are not ordered as estimates");
+    std::sort(right.begin(), right.end());
+    if (std::upper_bound(right.begin(), right.end(), last[0]) - right.begin() != within || within < k)
+        fail("not so many keys are up to the last one");
+    if (within > k && right[static_cast<std::size_t>(k - 1)] != last[0]) fail("a smaller key would do");
+}
+
+// Of the best kernels: the rows that sorting leaves.
+void check_best_rows(Random& random, std::int64_t n, std::int64_t k, std::vector<float> estimates) {
+    using Row = std::pair<float, std::int64_t>;
+    std::vector<std::int64_t> positions;
+    std::vector<Row> rows, kept;
+    for (std::int64_t i = 0; i < n; ++i) {
+        estimates[static_cast<std::size_t>(i)] += 0.0f;  // as find() leaves them
+        // Some twice: of a list that is probed twice.
+        const bool again = i > 0 && random.below(2) == 0;
+        positions.push_back(again ? positions.back() : (std::int64_t{1} << 32) + random.below(1000));
+        rows.emplace_back(estimates[static_cast<std::size_t>(i)], positions.back());
+    }
+    std::sort(rows.begin(), rows.end());
+    std::vector<std::int32_t> keys(static_cast<std::size_t>(n));
+    const float last = keep_best_rows(estimates.data(), positions.data(), n, k, keys.data());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(k); ++i) kept.emplace_back(estimates[i], positions[i]);
+    std::sort(kept.begin(), kept.end());
+    if (!std::equal(kept.begin(), kept.end(), rows.begin())) fail("the rows that are kept are not the best");
+    same("the last estimate that is kept", &kept.back().first, &last, 1);
+}
+
+void compare_selection(const RabitqKernels& kernels) {
+    Random random(5);
+    for (const std::int64_t n : {1, 2, 3, 15, 16, 17, 33, 100, 401})
+        for (int i = 0; i < 12; ++i) {
+            now = "selection, " + std::string(kernels.name) + ", " + std::to_string(n) + " rows";
+            const std::vector<float> estimates = sampled_estimates(random, n);
+            for (std::int64_t k = 1; k <= n; k += n > 40 ? 1 + random.below(12) : 1) {
+                compare_keys(kernels, random, n, k, estimates);
+                if (k < n) check_best_rows(random, n, k, estimates);
+            }
+            compare_keys(kernels, random, n, n, estimates);
+        }
 }
 
 // Lists of rows, coded.
@@ -244,14 +416,23 @@ struct CodedLists {
 void compare_codes(const RabitqKernels& kernels) {
     Random random(1);
     for (const int bits : {1, 2, 4})
-        for (const std::int64_t dim : sampled_dims(random)) {
-            now = "codes, " + std::string(kernels.name) + ", " + std::to_string(bits) + " bits, dim " +
-                  std::to_string(dim);
-            for (int i = 0; i < 6; ++i) compare_products(kernels, random, bits, dim, i == 0);
-        }
-    now = "codes, " + std::string(kernels.name);
-    for (const Values values : kAllValues)
-        for (int i = 0; i < 200; ++i) compare_estimates(kernels, random, values);
+        for (const bool l2 : {false, true})
+            for (const std::int64_t dim : sampled_dims(random))
+                for (const Blocks kind : kAllBlocks) {
+                    const Comparison with(random, bits, dim, l2, kind);
+                    // Of all widths; and where more go together, of more.
+                    const int more = 9 + static_cast<int>(random.below(Comparison::kMostQueries - 8));
+                    for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, more}) {
+                        if (n > std::min(kernels.together, portable_rabitq_kernels->together)) continue;
+                        // All widths of one kind; of the others some.
+                        if (n < 9 && kind != Blocks::plain && random.below(4) != 0) continue;
+                        now = "codes, " + std::string(kernels.name) + ", " + std::to_string(bits) + " bits, dim " +
+                              std::to_string(dim) + (l2 ? ", l2, " : ", ip, ") + std::to_string(n) +
+                              " queries, blocks of kind " + std::to_string(static_cast<int>(kind));
+                        compare_found(kernels, random, with, n);
+                    }
+                }
+    compare_selection(kernels);
     for (const int bits : {1, 2, 4})
         for (const bool l2 : {false, true})
             for (const std::int64_t dim : {1, 33, 100, 300}) {
@@ -259,7 +440,7 @@ void compare_codes(const RabitqKernels& kernels) {
                       std::to_string(dim) + (l2 ? ", l2" : ", ip");
                 const CodedLists lists(random, bits, dim, l2);
                 for (const Values values : kAllValues)
-                    for (const std::int64_t n : {1, 3, 40})
+                    for (const std::int64_t n : {1, 3, 8, 40})
                         same(lists.scan(*portable_rabitq_kernels, 5, values, n, 20),
                              lists.scan(kernels, 5, values, n, 20));
             }
@@ -285,14 +466,20 @@ void compare_sums(const PqKernels& kernels, Random& random) {
     std::vector<const std::uint8_t*> tables;
     for (int q = 0; q < n; ++q) tables.push_back(levels.data() + q * pairs * 32);
     std::vector<std::uint16_t> right(static_cast<std::size_t>(n * kPqRows), 7), found = right;
-    portable_pq_kernels->sums_of_block(block.data(), pairs, tables.data(), n, right.data());
-    kernels.sums_of_block(block.data(), pairs, tables.data(), n, found.data());
-    same("sums_of_block", right, found);
+    portable_pq_kernels->sums_of_block(block.data(), pairs, tables.data(), n, right.data(), nullptr);
+    for (const std::uint8_t* const ahead : {static_cast<const std::uint8_t*>(nullptr), rows.data()}) {
+        std::fill(found.begin(), found.end(), std::uint16_t{7});
+        kernels.sums_of_block(block.data(), pairs, tables.data(), n, found.data(), ahead);
+        same("sums_of_block", right, found);
+    }
     const std::uint16_t limits[] = {0, 1, 65535, right[3], right[20], static_cast<std::uint16_t>(right[31] - 1)};
-    for (const std::uint16_t limit : limits)
-        same_of("at_most", [&](bool portable) {
-            return (portable ? *portable_pq_kernels : kernels).at_most(right.data(), limit);
-        });
+    std::vector<std::uint16_t> limit_of(static_cast<std::size_t>(n));
+    for (std::uint16_t& limit : limit_of) limit = limits[random.below(6)];
+    std::vector<std::uint32_t> near[2] = {std::vector<std::uint32_t>(limit_of.size()),
+                                          std::vector<std::uint32_t>(limit_of.size())};
+    portable_pq_kernels->at_most(right.data(), n, limit_of.data(), near[0].data());
+    kernels.at_most(right.data(), n, limit_of.data(), near[1].data());
+    same("at_most", near[0], near[1]);
     for (const Values values : kAllValues) {
         const std::vector<float> terms = floats(random, kPqRows, values), others = floats(random, 2, values);
         for (const float limit : {others[0], static_cast<float>(right[3]) * others[1] + terms[3]})
@@ -340,6 +527,17 @@ void compare_tables(const PqKernels& kernels, Random& random, const Quantizer& m
         return form.bits == 8 ? one.sum_of_row(codes.data() + row * form.code_size(), form.parts, right.data())
                               : one.sum_in_block(codes.data(), row, form.parts, right.data());
     });
+    if (form.bits == 8) return;
+    // One row of a half is summed by itself, two and more together.
+    for (const std::uint32_t wanted : {1u << row, 3u << row | 1u, static_cast<std::uint32_t>(random.below(1u << 31)), ~0u}) {
+        float found[kPqRows];
+        kernels.sums_in_block(codes.data(), wanted, form.parts, right.data(), found);
+        for (int r = 0; r < kPqRows; ++r)
+            if (wanted >> r & 1)
+                same_of("sums of a block", [&](bool portable) {
+                    return portable ? portable_pq_kernels->sum_in_block(codes.data(), r, form.parts, right.data()) : found[r];
+                });
+    }
 }
 
 Answer scan_quantized(const PqKernels& kernels, const Quantizer& made, std::uint64_t seed, Values values,
@@ -408,7 +606,7 @@ void compare_quantizers(const PqKernels& kernels) {
 
 // ---- Rows
 
-// A pair alone has the distance that it has in a block.
+// A pair alone has the distance that it has in a block, whatever is fetched meanwhile.
 void compare_rows(const BlockKernels& kernels) {
     Random random(3);
     for (const std::int64_t dim : {16, 48, 256, 1040})
@@ -420,14 +618,50 @@ void compare_rows(const BlockKernels& kernels) {
             for (int q = 0; q < n; ++q)
                 for (int r = 0; r < kBlockRows; ++r)
                     row_of.push_back(rows.data() + r * dim), query_of.push_back(each[static_cast<std::size_t>(q)]);
+            const std::vector<const float*> ahead(row_of.rbegin(), row_of.rend());
             std::vector<float> block(row_of.size()), pairs(row_of.size());
-            const int n_pairs = static_cast<int>(pairs.size());
+            const auto compare = [&](const char* what, const auto& pairs_of) {
+                for (const float* const* const fetched : {static_cast<const float* const*>(nullptr), ahead.data()})
+                    // All of them, and without the last ones.
+                    for (std::size_t left_out = 0; left_out < 4; ++left_out) {
+                        const std::size_t n_pairs = pairs.size() - left_out;
+                        std::fill(pairs.begin(), pairs.end(), 7.0f);
+                        pairs_of(row_of.data(), query_of.data(), static_cast<int>(n_pairs), dim, pairs.data(), fetched);
+                        same(what, block.data(), pairs.data(), static_cast<std::int64_t>(n_pairs));
+                        for (std::size_t i = n_pairs; i < pairs.size(); ++i)
+                            if (pairs[i] != 7.0f) fail(std::string(what) + " go beyond the last pair");
+                    }
+            };
             kernels.inner_products(rows.data(), dim, each.data(), n, dim, block.data(), nullptr, nullptr);
-            kernels.inner_product_pairs(row_of.data(), query_of.data(), n_pairs, dim, pairs.data());
-            same("inner products", block, pairs);
+            compare("inner products", kernels.inner_product_pairs);
             kernels.squared_l2(rows.data(), dim, each.data(), n, dim, block.data(), nullptr, nullptr);
-            kernels.squared_l2_pairs(row_of.data(), query_of.data(), n_pairs, dim, pairs.data());
-            same("squared distances", block, pairs);
+            compare("squared distances", kernels.squared_l2_pairs);
+        }
+}
+
+// Whole numbers: the products are exact.
+void compare_dots(const BlockKernels& kernels) {
+    Random random(6);
+    for (const std::int64_t row_bytes : {64, 128, 192, 384, 832, 4096})
+        for (int i = 0; i < 20; ++i) {
+            now = "dots, " + std::string(kernels.name) + ", " + std::to_string(row_bytes) + " bytes";
+            std::vector<std::uint8_t> rows = bytes(random, kBlockRows * row_bytes);
+            std::vector<std::int8_t> query(static_cast<std::size_t>(row_bytes));
+            // Sums are the largest and the smallest there are; or any.
+            for (std::int8_t& number : query)
+                number = static_cast<std::int8_t>(i == 0 ? 127 : i == 1 ? -128 : random.below(256) - 128);
+            if (i < 2) std::fill(rows.begin(), rows.end(), std::uint8_t{255});
+            std::vector<std::int32_t> right(kBlockRows, 0), found(kBlockRows, 7);
+            for (std::int64_t at = 0; at < kBlockRows * row_bytes; ++at)
+                right[static_cast<std::size_t>(at / row_bytes)] +=
+                    rows[static_cast<std::size_t>(at)] * query[static_cast<std::size_t>(at % row_bytes)];
+            const void* const nexts[] = {nullptr, rows.data()};
+            for (const BlockKernels* const one : {portable_kernels, &kernels})
+                for (const void* const next : nexts) {
+                    std::fill(found.begin(), found.end(), 7);
+                    one->dots(rows.data(), row_bytes, query.data(), found.data(), next);
+                    same("dots", right, found);
+                }
         }
 }
 
@@ -475,7 +709,8 @@ int main(int argc, char** argv) {
         }
         std::printf("kernels_agree: %s: %d sets as the portable ones\n", name.c_str(), n_sets);
     }
-    compare_rows(*portable_kernels);
+    for (const char* level : {"portable", "neon", "avx2", "avx512", "amx"})
+        if (const BlockKernels* const known = kernels_named(level)) compare_rows(*known), compare_dots(*known);
     if (!expected.empty() && expected != chosen) {
         std::fprintf(stderr, "kernels_agree: this CPU gets the kernels %s for codes; expected %s\n", chosen.c_str(),
                      expected.c_str());

@@ -161,6 +161,126 @@ def test_equal_estimates_are_in_the_order_of_positions():
         np.testing.assert_array_equal(positions, np.tile((5 << 32) | np.arange(r), (len(queries), 1)))
 
 
+def check_against_the_reference(coded, queries, probes, r, kernels=KERNELS, pools=(ALONE, HELPED)):
+    """All queries together, and each alone."""
+    right = coded.best(queries, probes, r)
+    for name in kernels:
+        for pool in pools:
+            for ours, expected in zip(coded.scan(queries, probes, r, pool, name), right, strict=True):
+                np.testing.assert_array_equal(ours, expected)
+            for q in range(len(queries)):
+                one = slice(q, q + 1)
+                for ours, expected in zip(coded.scan(queries[one], probes[one], r, pool, name), right, strict=True):
+                    np.testing.assert_array_equal(ours, expected[one])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_list_that_is_probed_twice_gives_each_row_twice(metric, bits):
+    coded = Coded(metric, bits, 33)
+    queries, probes = queries_and_probes(33, n=20)
+    # Side by side, apart, three times, nothing else; small lists and large ones. Others probe the same lists once.
+    probes[1] = [5, 5, 6, 7, 3, 2]
+    probes[2] = [5, 6, 7, 5, 6, 5]
+    probes[3] = [3, 5, 3, -1, 3, 8]
+    probes[4] = 5
+    probes[5] = 1
+    probes[6:9] = [5, 6, 5, 6, 5, 6]
+    for r in (1, 10, 63, 150, 700, 2500):
+        check_against_the_reference(coded, queries, probes, r)
+    found, positions = coded.scan(queries[4:5], probes[4:5], 800)
+    np.testing.assert_array_equal(positions[0], np.repeat(positions[0, ::2], 2))
+    np.testing.assert_array_equal(found[0], np.repeat(found[0, ::2], 2))
+
+
+def test_many_queries_that_probe_a_large_list_twice_get_each_row_twice():
+    """More than the kernels compare together, and more rows than they find room for at once."""
+    coded = Coded("ip", 1, 64, sizes=np.array([0, 5000, 5, 0, 3000], np.int64))
+    queries = make_queries(np.random.default_rng(8), 300, 64)
+    probes = np.tile(np.array([1, 4, 1], np.int64), (300, 1))
+    probes[::7] = [4, 1, 4]
+    probes[::11, 1] = -1
+    for r in (30, 3000):
+        right = coded.best(queries, probes, r)
+        for pool in (ALONE, HELPED):
+            for ours, expected in zip(coded.scan(queries, probes, r, pool), right, strict=True):
+                np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("pool", [ALONE, HELPED], ids=["alone", "helped"])
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_of_thousands_of_equal_estimates_those_at_the_smallest_positions_stay(metric, pool):
+    coded = Coded(metric, 1, 128, sizes=np.array([0, 3000, 5, 16, 4000, 6000, 1], np.int64))
+    # Rows of all lists are the same one, around one centroid.
+    coded.centroids[:] = coded.centroids[5]
+    coded.squares[:] = np.square(coded.centroids[5].astype(np.float64)).sum().astype(np.float32)
+    row = coded.rows[5][:1]
+    coded.blocks = [
+        encode_reference(np.tile(row, (n, 1)), coded.centroids[5], coded.signs, coded.form) for n in coded.sizes
+    ]
+    queries = make_queries(np.random.default_rng(9), 40, 128)
+    rng = np.random.default_rng(10)
+    probes = np.stack([rng.permutation(7) for _ in queries])  # larger positions come first in some
+    positions = np.concatenate([(number << 32) | np.arange(size) for number, size in enumerate(coded.sizes)])
+    for r in (1, 17, 100, 3001, 3030):
+        for kernels in KERNELS:
+            found, kept = coded.scan(queries, probes, r, pool, kernels)
+            np.testing.assert_array_equal(kept, np.tile(positions[:r], (40, 1)))
+            np.testing.assert_array_equal(found, np.tile(found[:, :1], r))
+        for q in range(0, 40, 13):
+            np.testing.assert_array_equal(coded.scan(queries[q : q + 1], probes[q : q + 1], r, pool)[1][0], kept[q])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_of_estimates_of_few_values_the_best_are_in_the_order_of_positions(metric):
+    """Each value comes hundreds of times, and somewhere in between the last candidate is."""
+    coded = Coded(metric, 2, 32, sizes=np.array([2000, 0, 900, 5, 3000], np.int64))
+    rng = np.random.default_rng(11)
+    for number in (0, 2, 4):
+        few = coded.rows[number][:7]
+        rows = few[rng.integers(0, 7, coded.sizes[number])]
+        coded.blocks[number] = encode_reference(rows, coded.centroids[number], coded.signs, coded.form)
+    queries, probes = make_queries(rng, 5, 32), np.stack([rng.permutation(5) for _ in range(5)])
+    for r in (1, 60, 500, 2345):
+        check_against_the_reference(coded, queries, probes, r)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_an_estimate_of_zero_has_no_sign(kernels, zero):
+    coded = Coded("ip", 4, 33)
+    queries, probes = queries_and_probes(33, p=9)
+    queries[:] = zero
+    probes[:] = np.arange(9)
+    coded.products = lambda _, probed: np.full(probed.shape, zero, np.float32)
+    for n in (1, 7):
+        for r in (20, 100, 700):
+            found, positions = coded.scan(queries[:n], probes[:n], r, kernels=kernels)
+            there = positions >= 0
+            assert there.sum() == n * min(r, SIZES.sum())
+            assert (found[there] == 0).all()
+            assert not np.signbit(found).any()
+            # Of one sign, they are equal.
+            assert (np.diff(positions[:, : min(r, SIZES.sum())]) > 0).all()
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_far_more_candidates_than_rows_are_all_rows_in_order(metric):
+    coded = Coded(metric, 1, 17)
+    queries, probes = queries_and_probes(17)
+    check_against_the_reference(coded, queries, probes, 65_536, kernels=("", "portable"))
+    found, positions = coded.scan(queries, probes, 65_536)
+    assert (positions[:, SIZES.sum() :] == -1).all()
+    assert (found[:, SIZES.sum() :] == np.inf).all()
+
+
+def test_very_many_candidates_of_more_rows_are_the_best_in_order():
+    coded = Coded("l2", 1, 3, sizes=np.array([30_000, 0, 50_000, 100], np.int64))
+    queries = make_queries(np.random.default_rng(12), 3, 3)
+    probes = np.array([[0, 1, 2, 3], [2, 0, -1, 3], [3, 2, 1, 0]])
+    check_against_the_reference(coded, queries, probes, 65_536, kernels=("",))
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("dim", [1, 17, 100, 384])
 def test_queries_are_rounded_as_by_the_reference(bits, dim):

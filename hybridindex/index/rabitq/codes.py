@@ -24,15 +24,13 @@ from hybridindex.index.rabitq.rotation import dot, pad, signs
 from hybridindex.index.rabitq.spec import SPEC_FILE, RabitqSpec, parse_spec
 from hybridindex.index.storage.checksums import digest_bytes, digest_file
 from hybridindex.index.storage.generation import unreadable
+from hybridindex.index.storage.huge_pages import empty_in_huge_pages
 from hybridindex.index.storage.manifest import LISTS_FILE, Manifest
 from hybridindex.types import F32, I64, U8
 
 __all__ = ["RabitqCodes", "are_whole", "find_codes", "read_spec", "say_unusable"]
 
 _log = logging.getLogger(__name__)
-
-#: Bytes of a cache line.
-_ALIGNED = 64
 
 
 class RabitqCodes:
@@ -101,9 +99,7 @@ class RabitqCodes:
     def _read(self) -> U8:
         """Once: it closes the file."""
         size = self.spec.file_bytes
-        memory = np.empty(size + _ALIGNED, dtype=np.uint8)
-        start = -memory.ctypes.data % _ALIGNED
-        data: U8 = memory[start : start + size]
+        data = empty_in_huge_pages(size)
         view, done = data.data, 0
         try:
             with filesystem.performing("read", self.path):

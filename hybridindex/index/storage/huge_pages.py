@@ -15,11 +15,13 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.types import U8
 
-__all__ = ["drop_small_pages", "load_in_huge_pages", "map_file", "worth_huge_pages"]
+__all__ = ["drop_small_pages", "empty_in_huge_pages", "load_in_huge_pages", "map_file", "worth_huge_pages"]
 
 #: linux/mman.h; Python does not name it.
 _MADV_POPULATE_READ = 22
-_LEAST_BYTES = 2 << 20
+_LEAST_BYTES = _HUGE_PAGE = 2 << 20
+#: What new memory begins at a multiple of: registers are read fastest there.
+_ALIGNED = 64
 
 
 def map_file(path: Path) -> U8:
@@ -38,6 +40,22 @@ def load_in_huge_pages(path: Path) -> None:
     with contextlib.suppress(OSError), filesystem.map_file(path) as view:
         view.madvise(mmap.MADV_HUGEPAGE)
         view.madvise(_MADV_POPULATE_READ)
+
+
+def empty_in_huge_pages(nbytes: int) -> U8:
+    """New memory, (nbytes,) uint8, from a multiple of 64; in huge pages where it is large and the system gives some."""
+    if nbytes < _LEAST_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = np.empty(nbytes + _ALIGNED, dtype=np.uint8)
+        start = -memory.ctypes.data % _ALIGNED
+        return memory[start : start + nbytes]
+    # Whole huge pages, from the first one on.
+    whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+    view = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        view.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(view, dtype=np.uint8)
+    start = -memory.ctypes.data % _HUGE_PAGE
+    return memory[start : start + nbytes]
 
 
 def drop_small_pages(fd: int) -> None:

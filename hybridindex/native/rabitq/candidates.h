@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "rabitq/kernels.h"
 #include "scan/query_heap.h"
 
 namespace hybridindex {
@@ -21,23 +22,30 @@ public:
 
     Candidates() = default;
     Candidates(Candidates&& other) noexcept
-        : held_(std::move(other.held_)), n_(other.n_), estimates_(other.estimates_), positions_(other.positions_), k_(other.k_) {}
+        : estimates_(std::move(other.estimates_)), positions_(std::move(other.positions_)),
+          found_{estimates_.data(), positions_.data(), other.found_.count, other.found_.room},
+          answer_(other.answer_), answer_positions_(other.answer_positions_), k_(other.k_), most_(other.most_) {}
 
     void reset(float* estimates, std::int64_t* positions, std::int64_t k) {
-        estimates_ = estimates;
-        positions_ = positions;
-        k_ = static_cast<std::size_t>(k);
-        n_ = 0;
-        room_ = k_ + std::max(k_, kLeastSpare);
+        answer_ = estimates;
+        answer_positions_ = positions;
+        k_ = k;
+        most_ = most_rows(k);
+        found_.count = 0;
+        found_.room = std::min(most_, static_cast<std::int64_t>(estimates_.size()));
         limit_.store(QueryHeap::kNoLimit, std::memory_order_relaxed);
     }
 
-    // That it may hold for the best k, with what two vectors that grow keep spare.
+    // That it may hold for the best k, with what vectors that grow keep spare, and what it sorts in.
     static constexpr std::int64_t most_bytes(std::int64_t k) {
-        return 4 * (k + std::max<std::int64_t>(k, kLeastSpare)) * static_cast<std::int64_t>(sizeof(Candidate));
+        return 2 * most_rows(k) * static_cast<std::int64_t>(sizeof(float) + sizeof(std::int64_t)) +
+               2 * most_rows(k) * static_cast<std::int64_t>(sizeof(Candidate));
     }
 
-    std::size_t kept_bytes() const { return (held_.capacity() + undecided_.capacity()) * sizeof(Candidate); }
+    std::size_t kept_bytes() const {
+        return estimates_.capacity() * (sizeof(float) + sizeof(std::int64_t)) + keys_.capacity() * sizeof(std::int32_t) +
+               (sorted_.capacity() + other_.capacity()) * sizeof(Candidate);
+    }
 
     // As QueryHeap's.
     float limit() const { return limit_.load(std::memory_order_relaxed); }
@@ -45,28 +53,43 @@ public:
         if (limit < limit_.load(std::memory_order_relaxed)) limit_.store(limit, std::memory_order_relaxed);
     }
 
+    // Where kernels put what they find; make_room() comes first.
+    FoundRows& found() { return found_; }
+    // For the rows of a block.
+    void make_room() {
+        while (found_.full()) {
+            if (found_.room == most_) return keep_best();
+            found_.room = std::min(most_, std::max(most_rows(0), 2 * found_.room));
+            estimates_.resize(static_cast<std::size_t>(found_.room));
+            positions_.resize(estimates_.size());
+            found_.estimates = estimates_.data(), found_.positions = positions_.data();
+        }
+    }
+
     void push(float estimate, std::int64_t position) {
         if (!(estimate <= QueryHeap::kNoLimit)) return;
-        if (n_ == held_.size()) held_.resize(std::max<std::size_t>(kLeastSpare, 2 * n_));
-        held_[n_++] = {estimate, position};
-        if (n_ == room_) keep_best();
+        make_room();
+        found_.estimates[found_.count] = estimate + 0.0f;  // -0 becomes 0
+        found_.positions[found_.count++] = position;
     }
 
     // What is in it, in no order: (estimate, position).
     template <typename Visit>
     void each(const Visit& visit) {
         keep_best();
-        for (std::size_t i = 0; i < n_; ++i) visit(held_[i].estimate, held_[i].position);
+        for (std::int64_t i = 0; i < found_.count; ++i) visit(found_.estimates[i], found_.positions[i]);
     }
 
     // Writes the answer, best first.
     void finish() {
         keep_best();
         sort();
-        for (std::size_t i = 0; i < k_; ++i) {
-            const bool there = i < n_;
-            estimates_[i] = there ? held_[i].estimate : std::numeric_limits<float>::infinity();
-            positions_[i] = there ? held_[i].position : -1;
+        for (std::int64_t i = 0; i < k_; ++i) {
+            const bool there = i < found_.count;
+            const Candidate one = there ? sorted_[static_cast<std::size_t>(i)]
+                                        : Candidate{std::numeric_limits<float>::infinity(), -1};
+            answer_[i] = one.estimate;
+            answer_positions_[i] = one.position;
         }
     }
 
@@ -78,87 +101,59 @@ private:
             return estimate != other.estimate ? estimate < other.estimate : position < other.position;
         }
     };
-    // Room beyond the best, so that few candidates do not mean a selection for each that comes.
-    static constexpr std::size_t kLeastSpare = 64;
-    static constexpr std::size_t kBuckets = 256;
-
-    // Equal steps from the least estimate to the largest: a larger estimate is in no bucket before.
-    class Buckets {
-    public:
-        Buckets(const Candidate* held, std::size_t n) {
-            float least = held[0].estimate, most = least;
-            for (std::size_t i = 1; i < n; ++i) {
-                least = std::min(least, held[i].estimate);
-                most = std::max(most, held[i].estimate);
-            }
-            least_ = least;
-            const float width = most - least, factor = kLast / width;
-            // Without one all are in the first bucket or in the last: where they are too near each other, or too far apart.
-            if (width > 0 && width <= QueryHeap::kNoLimit && factor <= QueryHeap::kNoLimit) factor_ = factor;
-            for (std::size_t i = 0; i < n; ++i) ++count[of(held[i].estimate)];
-        }
-        std::size_t of(float estimate) const {
-            // What is no number, for want of a factor, goes into the last.
-            return static_cast<std::size_t>(std::min(kLast, (estimate - least_) * factor_));
-        }
-
-        std::array<std::uint32_t, kBuckets> count{};
-
-    private:
-        static constexpr float kLast = kBuckets - 1;
-        float least_, factor_ = 0;
-    };
+    // The best, so many more that few candidates do not mean a selection for each that comes, and a block.
+    static constexpr std::int64_t most_rows(std::int64_t k) { return k + std::max<std::int64_t>(k, 64) + kCodedRows; }
 
     void keep_best() {
-        if (n_ < k_) return;
-        if (n_ > k_) {
-            const Buckets buckets(held_.data(), n_);
-            // The bucket of the last that stays; of those before it all do.
-            std::size_t last = 0, before = 0;
-            while (before + buckets.count[last] < k_) before += buckets.count[last++];
-            std::size_t kept = 0;
-            undecided_.clear();
-            for (std::size_t i = 0; i < n_; ++i) {
-                const Candidate one = held_[i];
-                const std::size_t bucket = buckets.of(one.estimate);
-                if (bucket == last) undecided_.push_back(one);
-                held_[kept] = one;
-                kept += bucket < last;
-            }
-            const auto stay = undecided_.begin() + static_cast<std::ptrdiff_t>(k_ - before);
-            std::nth_element(undecided_.begin(), stay - 1, undecided_.end());
-            std::copy(undecided_.begin(), stay, held_.begin() + static_cast<std::ptrdiff_t>(before));
-            n_ = k_;
-            lower((stay - 1)->estimate);
-            return;
+        if (found_.count <= k_) {
+            if (found_.count < k_ || k_ == 0) return;
+            return lower(*std::max_element(found_.estimates, found_.estimates + k_));
         }
-        float most = held_[0].estimate;
-        for (std::size_t i = 1; i < n_; ++i) most = std::max(most, held_[i].estimate);
-        lower(most);
+        if (keys_.size() < static_cast<std::size_t>(found_.count)) keys_.resize(static_cast<std::size_t>(found_.room));
+        lower(keep_best_rows(found_.estimates, found_.positions, found_.count, k_, keys_.data()));
+        found_.count = k_;
     }
 
-    // By buckets, and then by neighbours.
+    // By equal steps of the estimates, and then by neighbours.
     void sort() {
-        if (n_ < 2) return;
-        Buckets buckets(held_.data(), n_);
+        const std::size_t n = static_cast<std::size_t>(found_.count);
+        sorted_.resize(n);
+        for (std::size_t i = 0; i < n; ++i) sorted_[i] = {found_.estimates[i], found_.positions[i]};
+        if (n <= kFew) return std::sort(sorted_.begin(), sorted_.end());
+        const auto [first, last] = std::minmax_element(sorted_.begin(), sorted_.end());
+        const float least = first->estimate, width = last->estimate - least, factor = kLast / width;
+        // Without one all are in the first bucket or in the last: where they are too near each other, or too far apart.
+        const bool apart = width > 0 && width <= QueryHeap::kNoLimit && factor <= QueryHeap::kNoLimit;
+        const auto bucket = [&](float estimate) {
+            // What is no number, for want of a factor, goes into the last.
+            return static_cast<std::size_t>(std::min(kLast, (estimate - least) * (apart ? factor : 0.0f)));
+        };
+        std::array<std::uint32_t, kBuckets> starts{};
+        for (const Candidate& one : sorted_) ++starts[bucket(one.estimate)];
         std::uint32_t start = 0;
-        for (std::uint32_t& count : buckets.count) start += std::exchange(count, start);
-        undecided_.resize(n_);
-        for (std::size_t i = 0; i < n_; ++i) undecided_[buckets.count[buckets.of(held_[i].estimate)]++] = held_[i];
-        // Each bucket ends where its count stands now.
+        for (std::uint32_t& count : starts) start += std::exchange(count, start);
+        other_.resize(n);
+        for (const Candidate& one : sorted_) other_[starts[bucket(one.estimate)]++] = one;
+        // Each bucket ends where its start stands now.
         std::uint32_t begin = 0;
-        for (const std::uint32_t end : buckets.count) {
-            if (end - begin > 1) std::sort(undecided_.begin() + begin, undecided_.begin() + end);
+        for (const std::uint32_t end : starts) {
+            if (end - begin > 1) std::sort(other_.begin() + begin, other_.begin() + end);
             begin = end;
         }
-        held_.swap(undecided_);
+        sorted_.swap(other_);
     }
 
-    std::vector<Candidate> held_, undecided_;  // n_ of held_ count
-    std::size_t n_ = 0, room_ = 0;
-    float* estimates_ = nullptr;
-    std::int64_t* positions_ = nullptr;
-    std::size_t k_ = 0;
+    static constexpr std::size_t kBuckets = 256, kFew = 24;
+    static constexpr float kLast = kBuckets - 1;
+
+    std::vector<float> estimates_;
+    std::vector<std::int64_t> positions_;
+    std::vector<std::int32_t> keys_;
+    std::vector<Candidate> sorted_, other_;
+    FoundRows found_{};
+    float* answer_ = nullptr;
+    std::int64_t* answer_positions_ = nullptr;
+    std::int64_t k_ = 0, most_ = 0;
     std::atomic<float> limit_{QueryHeap::kNoLimit};
 };
 

@@ -13,6 +13,8 @@ namespace {
 
 // Bytes between what is read and what is fetched: short of what most lists hold, so that the next one is on its way.
 constexpr std::int64_t kCodeBytesAhead = 2 << 10;
+// Rows that all queries of a list are compared with before the next ones are: they stay in the first cache.
+constexpr std::int64_t kRowsOfRun = 256;
 // Dimensions of a code take as long as so many bytes less of rows.
 constexpr std::int64_t kDimsPerMultiply = 4;
 
@@ -51,7 +53,7 @@ void CodedQueries::prepare(const float* queries, std::int64_t n) {
 
 void CodedGroup::start(const CodeFormat& format, const CodedQueries& queries, const std::int32_t* members, int n,
                        const float* centre_products, float square) {
-    format_ = &format, n_ = n, centre_products_ = centre_products;
+    n_ = n, centre_products_ = centre_products;
     for (int m = 0; m < n; ++m) {
         tables_[m] = queries.tables(members[m]);
         whole_[m] = queries.whole(members[m]);
@@ -60,30 +62,39 @@ void CodedGroup::start(const CodeFormat& format, const CodedQueries& queries, co
     }
 }
 
-void CodedGroup::compare(const std::uint8_t* block, std::int64_t rows, std::int64_t position, const BlockKernels& blocks,
-                         const RabitqKernels& kernels) {
-    float factors[2 * kCodedRows], squares[kCodedRows];
-    const std::uint8_t* const behind = block + format_->plane_bytes();
-    kernels.products(block, format_->bits, format_->chunks(), tables_, whole_, n_, sums_.data());
-    blocks.decode_f16(behind, 2 * kCodedRows, factors);
-    if (format_->l2) std::memcpy(squares, behind + 64, sizeof(squares));
-    kernels.estimates(factors, factors + kCodedRows, format_->l2 ? squares : nullptr, sums_.data(), n_,
-                      {u_, w_, centre_products_, limits_}, estimates_.data(), near_);
-    const std::uint32_t there = rows >= kCodedRows ? 0xffffu : (1u << rows) - 1u;
-    for (int m = 0; m < n_; ++m) {
-        std::uint32_t near = near_[m] & there;
-        if (near == 0) continue;
-        const float* const found = estimates_.data() + m * kCodedRows;
-        for (; near != 0; near &= near - 1) {
-            const int r = std::countr_zero(near);
-            heaps_[m]->push(found[r], position + r);
+void CodedGroup::compare(CodedRun run, std::int64_t position, const RabitqKernels& kernels) {
+    const std::int64_t count = run.count();
+    for (int first = 0, n = 1; first < n_; first += n, run.ahead = 0) {
+        // A query that probes the list twice comes twice: each call has room for one block of a query.
+        for (n = 1; n < std::min(kernels.together, n_ - first) && heaps_[first + n] != heaps_[first + n - 1];) ++n;
+        const QueriesOfRun queries{tables_ + first, whole_ + first, u_ + first, w_ + first, centre_products_ + first,
+                                   limits_ + first};
+        for (std::int64_t block = 0; block < count;) {
+            block = kernels.find(run, block, queries, n, position, found_ + first, sums_.data(), estimates_.data());
+            for (int q = first; q < first + n; ++q) {
+                if (!found_[q]->full()) continue;
+                heaps_[q]->make_room();
+                limits_[q] = limit(q);
+            }
         }
-        limits_[m] = limit(m);
     }
 }
 
+CodedRun run_of(const CodeFormat& format, const BlockKernels& kernels, std::int64_t bytes_ahead) {
+    return {.blocks = nullptr,
+            .rows = 0,
+            .block_bytes = format.block_bytes(),
+            .bits = format.bits,
+            .chunks = format.chunks(),
+            .l2 = format.l2,
+            .decode_f16 = kernels.decode_f16,
+            .ahead = (bytes_ahead + format.block_bytes() - 1) / format.block_bytes() * format.block_bytes(),
+            .later = nullptr,
+            .later_bytes = 0};
+}
+
 ListCodes::ListCodes(const CodeTable& table, const BlockKernels& blocks, const RabitqKernels& kernels)
-    : table_(table), blocks_(blocks), kernels_(kernels), block_bytes_(table.format.block_bytes()),
+    : table_(table), kernels_(kernels), run_(run_of(table.format, blocks, kCodeBytesAhead)), block_bytes_(table.format.block_bytes()),
       extents_(static_cast<std::size_t>(table.nlist) * 3) {
     std::int64_t offset = 0;
     for (std::int64_t list = 0; list < table.nlist; ++list) {
@@ -135,14 +146,9 @@ bool ListCodes::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const Sca
     const std::span<const std::uint8_t> own = bytes_of(list, item);
     const std::span<const std::uint8_t> later =
         following == nullptr ? std::span<const std::uint8_t>{} : bytes_of(plan.probed.lists[following->list], *following);
-    const std::int64_t ahead = (kCodeBytesAhead + block_bytes_ - 1) / block_bytes_ * block_bytes_;
-    const auto fetch = [&](std::int64_t at) {
-        const bool here = at < static_cast<std::int64_t>(own.size());
-        const std::span<const std::uint8_t> bytes = here ? own : later;
-        const std::int64_t start = here ? at : at - static_cast<std::int64_t>(own.size());
-        if (start >= static_cast<std::int64_t>(bytes.size())) return;
-        for (std::int64_t i = 0; i < block_bytes_; i += 64) __builtin_prefetch(bytes.data() + start + i, 0, 2);
-    };
+    // Where the list after that begins, as far as the items are taken in turn.
+    if (following != nullptr && following + 1 < plan.items.data() + plan.items.size())
+        __builtin_prefetch(extents_.data() + 3 * plan.probed.lists[static_cast<std::size_t>(following[1].list)]);
     const std::int32_t* const members = plan.probed.members.data() + first;
     rows.group.start(table_.format, shared.queries, members, n, shared.centre_products.data() + first,
                      table_.centre_squares[list]);
@@ -150,11 +156,16 @@ bool ListCodes::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const Sca
         Candidates& own_heap = shared.heap(members[m]);
         rows.group.find_into(m, apart != nullptr ? apart[m] : own_heap, own_heap);
     }
-    const std::int64_t origin = list << 32 | item.first;
-    for (std::int64_t row = 0; row < item.count; row += kCodedRows) {
+    CodedRun run = run_;
+    for (std::int64_t row = 0; row < item.count; row += kRowsOfRun) {
         if (stopped()) return false;
-        fetch(row / kCodedRows * block_bytes_ + ahead);
-        rows.group.compare(own.data() + row / kCodedRows * block_bytes_, item.count - row, origin + row, blocks_, kernels_);
+        const std::int64_t start = row / kCodedRows * block_bytes_, length = kRowsOfRun / kCodedRows * block_bytes_;
+        const bool last = row + kRowsOfRun >= item.count;
+        run.blocks = own.data() + start;
+        run.rows = std::min(kRowsOfRun, item.count - row);
+        run.later = last ? later.data() : run.blocks + length;
+        run.later_bytes = static_cast<std::int64_t>(last ? later.size() : own.size() - static_cast<std::size_t>(start + length));
+        rows.group.compare(run, list << 32 | (item.first + row), kernels_);
     }
     return true;
 }

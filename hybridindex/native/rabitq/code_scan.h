@@ -69,16 +69,16 @@ public:
     // What the m-th finds goes into `heap`, as far as `limiting`'s limit lets it, too.
     void find_into(int m, Candidates& heap, const Candidates& limiting) {
         heaps_[m] = &heap, limiting_[m] = &limiting;
+        found_[m] = &heap.found();
+        heap.make_room();
         limits_[m] = limit(m);
     }
-    // Compares a block, of which `rows` count, with all of them; `position` is that of its first row.
-    void compare(const std::uint8_t* block, std::int64_t rows, std::int64_t position, const BlockKernels& blocks,
-                 const RabitqKernels& kernels);
+    // Compares the blocks with all of them; `position` is that of the first row.
+    void compare(CodedRun run, std::int64_t position, const RabitqKernels& kernels);
 
 private:
     float limit(int m) const { return std::min(heaps_[m]->limit(), limiting_[m]->limit()); }
 
-    const CodeFormat* format_ = nullptr;
     int n_ = 0;
     const float* centre_products_ = nullptr;
     AlignedBuffer<std::int32_t> sums_;
@@ -86,10 +86,13 @@ private:
     const std::int8_t* whole_[kGroup];
     AlignedBuffer<float> estimates_;
     float u_[kGroup], w_[kGroup], limits_[kGroup];
-    std::uint32_t near_[kGroup];
+    FoundRows* found_[kGroup];
     Candidates* heaps_[kGroup];
     const Candidates* limiting_[kGroup];
 };
+
+// A run of no blocks yet, that fetches at least so many bytes ahead.
+CodedRun run_of(const CodeFormat& format, const BlockKernels& kernels, std::int64_t bytes_ahead);
 
 // Probed codes as what a ScanJob scans.
 class ListCodes {
@@ -129,8 +132,8 @@ private:
     std::span<const std::uint8_t> bytes_of(std::int64_t list, const ScanItem& item) const;
 
     const CodeTable table_;
-    const BlockKernels& blocks_;
     const RabitqKernels& kernels_;
+    const CodedRun run_;  // without blocks
     const std::int64_t block_bytes_;
     std::vector<std::int64_t> extents_;  // (nlist, 3): size, blocks, byte offset
 };

@@ -6,7 +6,7 @@
 
 namespace hybridindex {
 
-static constexpr RabitqKernels kernels{"avx2", products, estimates};
+static constexpr RabitqKernels kernels{"avx2", kTogether, find, least_key};
 const RabitqKernels* const avx2_rabitq_kernels = &kernels;
 
 }  // namespace hybridindex

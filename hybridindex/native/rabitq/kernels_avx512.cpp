@@ -6,7 +6,7 @@
 
 namespace hybridindex {
 
-static constexpr RabitqKernels kernels{"avx512", products, estimates};
+static constexpr RabitqKernels kernels{"avx512", kTogether, find, least_key};
 const RabitqKernels* const avx512_rabitq_kernels = &kernels;
 
 }  // namespace hybridindex

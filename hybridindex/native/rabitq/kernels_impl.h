@@ -13,43 +13,149 @@
 namespace hybridindex {
 namespace {
 
+// The block that is read run.ahead bytes after block i; block i itself where nothing is to be fetched.
+inline const std::uint8_t* block_ahead(const CodedRun& run, std::int64_t i) {
+    const std::int64_t at = i * run.block_bytes + run.ahead, behind = at - run.count() * run.block_bytes;
+    if (run.ahead == 0 || behind >= run.later_bytes) return run.blocks + i * run.block_bytes;
+    return behind < 0 ? run.blocks + at : run.later + behind;
+}
+
+// The rows of block i, as bits.
+inline std::uint32_t rows_of(const CodedRun& run, std::int64_t i) {
+    const std::int64_t left = run.rows - i * kCodedRows;
+    return left >= kCodedRows ? 0xffffu : (1u << left) - 1u;
+}
+
 #if defined(HYBRIDINDEX_RABITQ_AVX512)
 
-// A lane for each row: its 4 bytes of a chunk are 4 indexes into 4 tables, and the 4 bytes found there are added.
-// The dot products with one plane, added to twice those with the planes above it. Of tables with the bias of 1 bit, or of
-// more.
-template <int Q, bool OneBit>
-void plane(const std::uint8_t* codes, std::int64_t chunks, const std::uint8_t* const* tables, std::int32_t* sums, bool first) {
+constexpr int kTogether = 8;
+
+// A lane for each row: its 4 bytes of a chunk are 4 indexes into 4 tables, and the 4 bytes found there are added. All of
+// a block happens in registers.
+template <int Q, int Bits, bool L2>
+std::int64_t find_for(const CodedRun& run, std::int64_t first, const QueriesOfRun& queries, std::int64_t position,
+                      FoundRows* const* found) {
     const __m512i low = _mm512_set1_epi8(0x0f), table = _mm512_set1_epi32(0x30201000), ones = _mm512_set1_epi8(1);
+    const __m512i bias = _mm512_set1_epi32(static_cast<int>(run.chunks) * 8 * table_bias(Bits) * ((1 << Bits) - 1));
+    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     // Of few queries each has two sums: one would wait for itself.
-    constexpr int kSecond = Q <= 2 ? Q : 0;
-    __m512i acc[Q + kSecond];
-    for (__m512i& sum : acc) sum = _mm512_setzero_si512();
-    for (std::int64_t c = 0; c < chunks; ++c) {
-        const __m512i bytes = _mm512_loadu_si512(codes + c * kChunkBytes);
-        const __m512i lows = _mm512_or_si512(_mm512_and_si512(bytes, low), table);
-        const __m512i highs = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(bytes, 4), low), table);
+    constexpr int kSums = Q >= 8 ? 1 : 2;
+    const std::int64_t count = run.count();
+    for (std::int64_t i = first; i < count; ++i) {
+        const std::uint8_t* codes = run.blocks + i * run.block_bytes;
+        const std::uint8_t* ahead = block_ahead(run, i);
+        __m512i sums[kSums][Q];
+#pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
-            const std::uint8_t* at = tables[q] + c * kTableBytes;
-            acc[q] = _mm512_dpbusd_epi32(acc[q], _mm512_permutexvar_epi8(lows, _mm512_loadu_si512(at)), ones);
-            __m512i& second = acc[kSecond + q];
-            second = _mm512_dpbusd_epi32(second, _mm512_permutexvar_epi8(highs, _mm512_loadu_si512(at + 64)), ones);
+            sums[0][q] = _mm512_setzero_si512();
+            if constexpr (kSums > 1) sums[1][q] = _mm512_setzero_si512();
         }
+#pragma GCC unroll 4
+        for (int p = 0; p < Bits; ++p) {
+            if (p > 0) {
+#pragma GCC unroll 8
+                for (int q = 0; q < Q; ++q) {
+                    sums[0][q] = _mm512_add_epi32(sums[0][q], sums[0][q]);
+                    if constexpr (kSums > 1) sums[1][q] = _mm512_add_epi32(sums[1][q], sums[1][q]);
+                }
+            }
+            for (std::int64_t c = 0; c < run.chunks; ++c, codes += kChunkBytes, ahead += kChunkBytes) {
+                // Line by line: many at once would keep what is read now waiting.
+                __builtin_prefetch(ahead, 0, 3);
+                const __m512i bytes = _mm512_loadu_si512(codes);
+                const __m512i lows = _mm512_ternarylogic_epi32(bytes, low, table, 0xea);
+                const __m512i highs = _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 4), low, table, 0xea);
+#pragma GCC unroll 8
+                for (int q = 0; q < Q; ++q) {
+                    const std::uint8_t* const at = queries.tables[q] + c * kTableBytes;
+                    sums[0][q] = _mm512_dpbusd_epi32(
+                        sums[0][q], _mm512_permutexvar_epi8(lows, _mm512_loadu_si512(at)), ones);
+                    sums[kSums - 1][q] = _mm512_dpbusd_epi32(
+                        sums[kSums - 1][q], _mm512_permutexvar_epi8(highs, _mm512_loadu_si512(at + 64)), ones);
+                }
+            }
+        }
+        __builtin_prefetch(ahead, 0, 3);
+        if constexpr (L2) __builtin_prefetch(ahead + 64, 0, 3);
+        const auto halves = [&](int at) {
+            return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + at)));
+        };
+        const __m512 f = halves(0), g = halves(32), h = L2 ? _mm512_loadu_ps(codes + 64) : _mm512_setzero_ps();
+        const __mmask16 there = static_cast<__mmask16>(rows_of(run, i));
+        __m512 estimates[Q];
+        __mmask16 near[Q];
+        unsigned any = 0;
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            __m512i sum = sums[0][q];
+            if constexpr (kSums > 1) sum = _mm512_add_epi32(sum, sums[1][q]);
+            const __m512 product = _mm512_mul_ps(
+                _mm512_mul_ps(f, _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, bias))), _mm512_set1_ps(queries.u[q]));
+            const __m512 x = _mm512_add_ps(_mm512_add_ps(product, _mm512_mul_ps(g, _mm512_set1_ps(queries.w[q]))),
+                                           _mm512_set1_ps(queries.centre_products[q]));
+            __m512 estimate = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), sign));
+            if constexpr (L2) estimate = _mm512_add_ps(h, _mm512_add_ps(estimate, estimate));
+            estimates[q] = estimate;
+            near[q] = _mm512_mask_cmp_ps_mask(there, estimate, _mm512_set1_ps(queries.limits[q]), _CMP_LE_OQ);
+            any |= near[q];
+        }
+        if (any == 0) continue;
+        const std::int64_t origin = position + i * kCodedRows;
+        bool full = false;
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            if (near[q] == 0) continue;
+            FoundRows& rows = *found[q];
+            float* const to = rows.estimates + rows.count;
+            std::int64_t* const places = rows.positions + rows.count;
+            // -0 becomes 0.
+            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_maskz_compress_ps(near[q], estimates[q]), _mm512_setzero_ps()));
+            const __m512i lanes = _mm512_maskz_compress_epi32(near[q], lane);
+            const __m512i from = _mm512_set1_epi64(origin);
+            _mm512_storeu_si512(places, _mm512_add_epi64(from, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(lanes))));
+            _mm512_storeu_si512(places + 8,
+                                _mm512_add_epi64(from, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(lanes, 1))));
+            rows.count += __builtin_popcount(near[q]);
+            full |= rows.full();
+        }
+        if (full) return i + 1;
     }
-    for (int q = 0; q < kSecond; ++q) acc[q] = _mm512_add_epi32(acc[q], acc[kSecond + q]);
-    const __m512i bias = _mm512_set1_epi32(static_cast<int>(chunks) * 8 * table_bias(OneBit ? 1 : 2));
-    for (int q = 0; q < Q; ++q) {
-        __m512i sum = _mm512_sub_epi32(acc[q], bias);
-        if (!first) {
-            const __m512i above = _mm512_loadu_si512(sums + q * kCodedRows);
-            sum = _mm512_add_epi32(sum, _mm512_add_epi32(above, above));
-        }
-        _mm512_storeu_si512(sums + q * kCodedRows, sum);
+    return count;
+}
+
+template <int Bits, bool L2>
+std::int64_t find_all(const CodedRun& run, std::int64_t first, const QueriesOfRun& queries, int n, std::int64_t position,
+                      FoundRows* const* found) {
+    switch (n) {
+        case 1: return find_for<1, Bits, L2>(run, first, queries, position, found);
+        case 2: return find_for<2, Bits, L2>(run, first, queries, position, found);
+        case 3: return find_for<3, Bits, L2>(run, first, queries, position, found);
+        case 4: return find_for<4, Bits, L2>(run, first, queries, position, found);
+        case 5: return find_for<5, Bits, L2>(run, first, queries, position, found);
+        case 6: return find_for<6, Bits, L2>(run, first, queries, position, found);
+        case 7: return find_for<7, Bits, L2>(run, first, queries, position, found);
+        default: return find_for<8, Bits, L2>(run, first, queries, position, found);
     }
 }
-constexpr int kMostQueries = 8;
 
-#elif defined(HYBRIDINDEX_RABITQ_AVX2)
+template <int Bits>
+std::int64_t find_coded(const CodedRun& run, std::int64_t first, const QueriesOfRun& queries, int n, std::int64_t position,
+                        FoundRows* const* found) {
+    return run.l2 ? find_all<Bits, true>(run, first, queries, n, position, found)
+                  : find_all<Bits, false>(run, first, queries, n, position, found);
+}
+
+std::int64_t find(const CodedRun& run, std::int64_t first, const QueriesOfRun& queries, int n, std::int64_t position,
+                  FoundRows* const* found, std::int32_t*, float*) {
+    if (run.bits == 1) return find_coded<1>(run, first, queries, n, position, found);
+    if (run.bits == 2) return find_coded<2>(run, first, queries, n, position, found);
+    return find_coded<4>(run, first, queries, n, position, found);
+}
+
+#else
+
+#if defined(HYBRIDINDEX_RABITQ_AVX2)
 
 // Chunks after which sums of 16 bits may be full: each adds up to 4 * 2 * table_bias to each. Sums of bytes hold four
 // tables of one bit, or two of more.
@@ -278,8 +384,6 @@ void products(const std::uint8_t* planes, int bits, std::int64_t chunks, const s
     if (pays(bits, n)) return products_by_dots(planes, bits, chunks, whole, n, sums);
 #endif
     int q = 0;
-    if constexpr (kMostQueries >= 8)
-        for (; q + 8 <= n; q += 8) planes_of<8>(planes, bits, chunks, tables + q, sums + q * kCodedRows);
     if constexpr (kMostQueries >= 4) {
         for (; q + 4 <= n; q += 4) planes_of<4>(planes, bits, chunks, tables + q, sums + q * kCodedRows);
         for (; q + 2 <= n; q += 2) planes_of<2>(planes, bits, chunks, tables + q, sums + q * kCodedRows);
@@ -288,9 +392,7 @@ void products(const std::uint8_t* planes, int bits, std::int64_t chunks, const s
 }
 
 inline std::uint32_t at_most(const float* values, float limit) {
-#if defined(HYBRIDINDEX_RABITQ_AVX512)
-    return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_set1_ps(limit), _CMP_LE_OQ);
-#elif defined(HYBRIDINDEX_RABITQ_AVX2)
+#if defined(HYBRIDINDEX_RABITQ_AVX2)
     const __m256 most = _mm256_set1_ps(limit);
     const auto mask = [&](const float* half) {
         return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(half), most, _CMP_LE_OQ)));
@@ -321,25 +423,88 @@ inline Of load(const Value* values) {
     return loaded;
 }
 
+// Estimates of a block from the sum of one query.
 template <bool L2>
-inline void estimates_of(const float* f, const float* g, const float* h, const std::int32_t* sums, int n,
-                         const QueryFactors& queries, float* out, std::uint32_t* near) {
-    const Floats rows_f = load<Floats>(f), rows_g = load<Floats>(g), rows_h = L2 ? load<Floats>(h) : Floats{};
-    for (int q = 0; q < n; ++q, sums += kCodedRows, out += kCodedRows) {
-        const Floats sum = __builtin_convertvector(load<Ints>(sums), Floats);
-        const Floats x = ((rows_f * sum) * queries.u[q] + rows_g * queries.w[q]) + queries.centre_products[q];
-        const Floats found = L2 ? rows_h + 2.0f * -x : -x;
-        std::memcpy(out, &found, sizeof(found));
-        near[q] = at_most(out, queries.limits[q]);
-    }
+inline void estimates_of(const float* f, const float* g, const float* h, const std::int32_t* sums, float u, float w,
+                         float centre_product, float* out) {
+    const Floats rows_f = load<Floats>(f), rows_g = load<Floats>(g);
+    const Floats sum = __builtin_convertvector(load<Ints>(sums), Floats);
+    const Floats x = ((rows_f * sum) * u + rows_g * w) + centre_product;
+    const Floats found = L2 ? load<Floats>(h) + 2.0f * -x : -x;
+    std::memcpy(out, &found, sizeof(found));
 }
 
-void estimates(const float* f, const float* g, const float* h, const std::int32_t* sums, int n,
-               const QueryFactors& queries, float* out, std::uint32_t* near) {
-    if (h == nullptr)
-        estimates_of<false>(f, g, h, sums, n, queries, out, near);
-    else
-        estimates_of<true>(f, g, h, sums, n, queries, out, near);
+constexpr int kTogether = 256;
+
+std::int64_t find(const CodedRun& run, std::int64_t first, const QueriesOfRun& queries, int n, std::int64_t position,
+                  FoundRows* const* found, std::int32_t* sums, float* out) {
+    const std::int64_t count = run.count(), plane_bytes = run.chunks * kChunkBytes;
+    for (std::int64_t i = first; i < count; ++i) {
+        const std::uint8_t* const ahead = block_ahead(run, i);
+        for (std::int64_t byte = 0; byte < run.block_bytes; byte += 64) __builtin_prefetch(ahead + byte, 0, 3);
+        const std::uint8_t* const planes = run.blocks + i * run.block_bytes;
+        const std::uint8_t* const behind = planes + run.bits * plane_bytes;
+        float f[kCodedRows], g[kCodedRows], h[kCodedRows];
+        products(planes, run.bits, run.chunks, queries.tables, queries.whole, n, sums);
+        run.decode_f16(behind, kCodedRows, f);
+        run.decode_f16(behind + 2 * kCodedRows, kCodedRows, g);
+        if (run.l2) std::memcpy(h, behind + 4 * kCodedRows, sizeof(h));
+        const std::uint32_t there = rows_of(run, i);
+        bool full = false;
+        for (int q = 0; q < n; ++q) {
+            const std::int32_t* const own = sums + q * kCodedRows;
+            if (run.l2)
+                estimates_of<true>(f, g, h, own, queries.u[q], queries.w[q], queries.centre_products[q], out);
+            else
+                estimates_of<false>(f, g, h, own, queries.u[q], queries.w[q], queries.centre_products[q], out);
+            std::uint32_t near = at_most(out, queries.limits[q]) & there;
+            if (near == 0) continue;
+            FoundRows& rows = *found[q];
+            for (; near != 0; near &= near - 1) {
+                const int r = __builtin_ctz(near);
+                rows.estimates[rows.count] = out[r] + 0.0f;  // -0 becomes 0
+                rows.positions[rows.count++] = position + i * kCodedRows + r;
+            }
+            full |= rows.full();
+        }
+        if (full) return i + 1;
+    }
+    return count;
+}
+
+#endif
+
+// Ordered as the float is.
+inline std::int32_t key_of(float x) {
+    std::int32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+inline std::int64_t count_up_to(const std::int32_t* keys, std::int64_t n, std::int32_t most) {
+    std::int32_t count = 0;
+    for (std::int64_t i = 0; i < n; ++i) count += keys[i] <= most;
+    return count;
+}
+
+std::int64_t least_key(const float* estimates, std::int64_t n, std::int64_t k, std::int32_t* keys, std::int32_t* last) {
+    for (std::int64_t i = 0; i < n; ++i) keys[i] = key_of(estimates[i]);
+    std::int32_t low = keys[0], high = keys[0];
+    for (std::int64_t i = 0; i < n; ++i) {
+        low = keys[i] < low ? keys[i] : low;
+        high = keys[i] > high ? keys[i] : high;
+    }
+    std::int64_t within = n;
+    while (low < high && within != k) {
+        const std::int32_t middle = static_cast<std::int32_t>(low + (static_cast<std::int64_t>(high) - low) / 2);
+        const std::int64_t count = count_up_to(keys, n, middle);
+        if (count >= k)
+            high = middle, within = count;
+        else
+            low = middle + 1;
+    }
+    *last = high;
+    return within;
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace hybridindex {
 
-static constexpr RabitqKernels kernels{"neon", products, estimates};
+static constexpr RabitqKernels kernels{"neon", kTogether, find, least_key};
 const RabitqKernels* const neon_rabitq_kernels = &kernels;
 
 }  // namespace hybridindex

@@ -7,7 +7,7 @@
 
 namespace hybridindex {
 
-static constexpr RabitqKernels kernels{"neon_dot", products, estimates};
+static constexpr RabitqKernels kernels{"neon_dot", kTogether, find, least_key};
 const RabitqKernels* const neon_dot_rabitq_kernels = &kernels;
 
 }  // namespace hybridindex
