@@ -16,7 +16,8 @@ struct Results {
     double bound[3];
     std::uint8_t levels[kEntries];
     std::uint16_t of_block[kQueries * kPqRows], of_rows[kPqRows];
-    std::uint32_t near[2];
+    std::uint32_t near[kQueries + 1];
+    float of_some[kPqRows];
 };
 
 // What these give for numbers and levels of any bytes.
@@ -40,11 +41,17 @@ void run(const PqKernels& kernels, Results& out) {
     out.base = kernels.base(form, query, middle);
     const std::uint8_t* of_query[kQueries];
     for (int q = 0; q < kQueries; ++q) of_query[q] = levels + q * kEntries;
-    kernels.sums_of_block(bytes, kPairs, of_query, kQueries, out.of_block);
+    kernels.sums_of_block(bytes, kPairs, of_query, kQueries, out.of_block, bytes);
     kernels.sums_of_rows(bytes, 2 * kPairs, kPqRows, 2 * kPairs, levels, out.of_rows);
-    out.near[0] = kernels.at_most(out.of_block, out.of_block[5]);
-    out.near[1] = kernels.at_most_with(out.of_block, terms, 0.03f, 60.0f);
+    std::uint16_t limits[kQueries];
+    for (int q = 0; q < kQueries; ++q) limits[q] = out.of_block[q * kPqRows + q];
+    kernels.at_most(out.of_block, kQueries, limits, out.near);
+    out.near[kQueries] = kernels.at_most_with(out.of_block, terms, 0.03f, 60.0f);
     out.sums[0] = kernels.sum_in_block(bytes, 21, 2 * kPairs, out.tables[0]);
+    constexpr std::uint32_t kSome = 0x000a5ff3;
+    kernels.sums_in_block(bytes, kSome, 2 * kPairs, out.tables[0], out.of_some);
+    for (int row = 0; row < kPqRows; ++row)
+        if (!(kSome >> row & 1)) out.of_some[row] = 0;
     out.sums[1] = kernels.sum_of_row(bytes, 1, numbers);
 }
 

@@ -31,16 +31,19 @@ struct PqKernels {
     PqBound (*round)(const PqForm& form, const float* table, std::uint8_t* out);
     // What of the distance is the same for all rows of a list.
     float (*base)(const PqForm& form, const float* query, const float* centroid);
-    // sums[q * 32 + r]: bytes of row r. Of a block of four-bit codes; and of rows that lie `stride` bytes apart.
+    // sums[q * 32 + r]: bytes of row r. Of a block of four-bit codes, while as many bytes are fetched from `ahead` on
+    // (nullptr: none); and of rows that lie `stride` bytes apart.
     void (*sums_of_block)(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
-                          std::uint16_t* sums);
+                          std::uint16_t* sums, const std::uint8_t* ahead);
     void (*sums_of_rows)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t parts,
                          const std::uint8_t* table, std::uint16_t* sums);
-    // Which of 32 sums are at most `limit`; and which are when multiplied by `step` and added to the row's term, up to
+    // Of each of n queries, which of its 32 sums are at most its limit. And of one query, which are when multiplied by `step` and added to the row's term, up to
     // the rounding of that.
-    std::uint32_t (*at_most)(const std::uint16_t* sums, std::uint16_t limit);
+    void (*at_most)(const std::uint16_t* sums, int n, const std::uint16_t* limits, std::uint32_t* near);
     std::uint32_t (*at_most_with)(const std::uint16_t* sums, const float* terms, float step, float limit);
-    // Sum of the entries of a row of a block; and of one whose numbers follow each other.
+    // out[r]: sum of the entries of row r of a block, of the rows that `wanted` has; what is in the other places is nothing.
+    void (*sums_in_block)(const std::uint8_t* block, std::uint32_t wanted, std::int64_t parts, const float* table, float* out);
+    // The same of one row; and of one whose numbers follow each other.
     float (*sum_in_block)(const std::uint8_t* block, int row, std::int64_t parts, const float* table);
     float (*sum_of_row)(const std::uint8_t* row, std::int64_t parts, const float* table);
 };

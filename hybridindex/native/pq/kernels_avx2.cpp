@@ -7,7 +7,7 @@
 namespace hybridindex {
 
 static constexpr PqKernels kernels{"avx2", table, term_table, round_table, base, sums_of_block, sums_of_rows, at_most,
-                                   at_most_with, sum_in_block, sum_of_row};
+                                   at_most_with, sums_in_block, sum_in_block, sum_of_row};
 const PqKernels* const avx2_pq_kernels = &kernels;
 
 }  // namespace hybridindex

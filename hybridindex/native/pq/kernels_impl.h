@@ -162,9 +162,9 @@ void sums_of_rows(const std::uint8_t* rows, std::int64_t stride, int n_rows, std
 
 // Four parts are 64 bytes of a block, and of a table. Their numbers of a row lie together, so that one instruction adds up
 // what the table has for them; where there are two parts left, the others are zeros.
-template <int Q>
+template <int Q, bool Fetch>
 inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables,
-                          std::uint16_t* sums) {
+                          std::uint16_t* sums, const std::uint8_t* ahead) {
     alignas(64) static constexpr auto kOfRows = [] {
         std::array<std::uint8_t, 64> at{};
         for (int row = 0; row < 16; ++row)
@@ -177,26 +177,37 @@ inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const s
     // Of one query sums go to two places in turn: one alone would wait for itself.
     constexpr int kTurns = Q == 1 ? 2 : 1, kSums = Q * kTurns;
     __m512i first[kSums], last[kSums];  // rows below 16, and the others
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < kSums; ++i) first[i] = last[i] = _mm512_setzero_si512();
-    for (std::int64_t start = 0; start < pairs; start += 2 * kTurns) {
+    const auto add = [&](std::int64_t pair, int turn, __m512i numbers, const auto& table_at) {
+        numbers = _mm512_permutexvar_epi8(of_rows, numbers);
+        const __m512i lows = _mm512_ternarylogic_epi32(numbers, low, of_parts, 0xea);
+        const __m512i highs = _mm512_ternarylogic_epi32(_mm512_srli_epi16(numbers, 4), low, of_parts, 0xea);
+#pragma GCC unroll 6
+        for (int q = 0; q < Q; ++q) {
+            const __m512i table = table_at(tables[q] + 32 * pair);
+            __m512i &of_first = first[turn * Q + q], &of_last = last[turn * Q + q];
+            of_first = _mm512_dpbusd_epi32(of_first, _mm512_permutexvar_epi8(lows, table), ones);
+            of_last = _mm512_dpbusd_epi32(of_last, _mm512_permutexvar_epi8(highs, table), ones);
+        }
+    };
+    const auto whole = [](const std::uint8_t* at) { return _mm512_loadu_si512(at); };
+    std::int64_t pair = 0;
+    for (; pair + 2 * kTurns <= pairs; pair += 2 * kTurns) {
 #pragma GCC unroll 2
         for (int turn = 0; turn < kTurns; ++turn) {
-            const std::int64_t pair = start + 2 * turn, left = pairs - pair;
-            const __mmask64 there = left > 1 ? ~__mmask64{0} : left == 1 ? 0xffffffff : 0;
-            const __m512i numbers = _mm512_permutexvar_epi8(of_rows, _mm512_maskz_loadu_epi8(there, block + 32 * pair));
-            const __m512i lows = _mm512_or_si512(_mm512_and_si512(numbers, low), of_parts);
-            const __m512i highs = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(numbers, 4), low), of_parts);
-#pragma GCC unroll 4
-            for (int q = 0; q < Q; ++q) {
-                const __m512i table = _mm512_maskz_loadu_epi8(there, tables[q] + 32 * pair);
-                __m512i &of_first = first[turn * Q + q], &of_last = last[turn * Q + q];
-                of_first = _mm512_dpbusd_epi32(of_first, _mm512_permutexvar_epi8(lows, table), ones);
-                of_last = _mm512_dpbusd_epi32(of_last, _mm512_permutexvar_epi8(highs, table), ones);
-            }
+            // Line by line: many at once would keep what is read now waiting.
+            if constexpr (Fetch) __builtin_prefetch(ahead + 32 * (pair + 2 * turn), 0, 3);
+            add(pair + 2 * turn, turn, whole(block + 32 * (pair + 2 * turn)), whole);
         }
     }
-#pragma GCC unroll 4
+    for (; pair < pairs; pair += 2) {
+        const __mmask64 there = pairs - pair > 1 ? ~__mmask64{0} : 0xffffffff;
+        const auto some = [&](const std::uint8_t* at) { return _mm512_maskz_loadu_epi8(there, at); };
+        if constexpr (Fetch) __builtin_prefetch(ahead + 32 * pair, 0, 3);
+        add(pair, 0, some(block + 32 * pair), some);
+    }
+#pragma GCC unroll 6
     for (int q = 0; q < Q; ++q) {
         if constexpr (kTurns == 2) {
             first[q] = _mm512_add_epi32(first[q], first[Q + q]);
@@ -207,20 +218,22 @@ inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const s
         _mm256_storeu_si256(out + 1, _mm512_cvtepi32_epi16(last[q]));
     }
 }
-constexpr int kMostQueries = 4;
+constexpr int kMostQueries = 6;
 
 #else
 
 // A pair of parts is 32 bytes of a block, and of a table: the shuffle finds 16 rows of each part.
-template <int Q>
+template <int Q, bool Fetch>
 inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables,
-                          std::uint16_t* sums) {
+                          std::uint16_t* sums, const std::uint8_t* ahead) {
     const __m256i low = _mm256_set1_epi8(0x0f);
     // Of rows below 16 and of the others: sums of even bytes with 256 times those of odd ones, and of odd ones.
     __m256i both[Q][2], odd[Q][2];
     for (int q = 0; q < Q; ++q)
         for (int half = 0; half < 2; ++half) both[q][half] = odd[q][half] = _mm256_setzero_si256();
     for (std::int64_t pair = 0; pair < pairs; ++pair) {
+        if constexpr (Fetch)
+            if (pair % 2 == 0) __builtin_prefetch(ahead + 32 * pair, 0, 3);
         const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block) + pair);
         const __m256i halves[2] = {_mm256_and_si256(numbers, low), _mm256_and_si256(_mm256_srli_epi16(numbers, 4), low)};
         for (int q = 0; q < Q; ++q) {
@@ -246,20 +259,29 @@ constexpr int kMostQueries = 2;
 
 #endif
 
-void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
-                   std::uint16_t* sums) {
-    int q = 0;
-    if constexpr (kMostQueries >= 4) {
-        for (; q + 4 <= n; q += 4) sums_of_pairs<4>(block, pairs, tables + q, sums + q * kPqRows);
-        if (q + 3 == n) return sums_of_pairs<3>(block, pairs, tables + q, sums + q * kPqRows);
+template <bool Fetch>
+inline int sums_of_some(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
+                        std::uint16_t* sums, const std::uint8_t* ahead) {
+    if constexpr (kMostQueries >= 6) {
+        if (n >= 6) return sums_of_pairs<6, Fetch>(block, pairs, tables, sums, ahead), 6;
+        if (n == 5) return sums_of_pairs<5, Fetch>(block, pairs, tables, sums, ahead), 5;
+        if (n == 4) return sums_of_pairs<4, Fetch>(block, pairs, tables, sums, ahead), 4;
+        if (n == 3) return sums_of_pairs<3, Fetch>(block, pairs, tables, sums, ahead), 3;
     }
-    for (; q + 2 <= n; q += 2) sums_of_pairs<2>(block, pairs, tables + q, sums + q * kPqRows);
-    if (q < n) sums_of_pairs<1>(block, pairs, tables + q, sums + q * kPqRows);
+    if (n >= 2) return sums_of_pairs<2, Fetch>(block, pairs, tables, sums, ahead), 2;
+    return sums_of_pairs<1, Fetch>(block, pairs, tables, sums, ahead), 1;
+}
+
+void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
+                   std::uint16_t* sums, const std::uint8_t* ahead) {
+    int q = 0;
+    if (ahead != nullptr && n > 0) q = sums_of_some<true>(block, pairs, tables, n, sums, ahead);
+    while (q < n) q += sums_of_some<false>(block, pairs, tables + q, n - q, sums + q * kPqRows, nullptr);
 }
 
 #if defined(HYBRIDINDEX_PQ_AVX512)
 
-std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+inline std::uint32_t at_most_one(const std::uint16_t* sums, std::uint16_t limit) {
     return _mm512_cmple_epu16_mask(_mm512_loadu_si512(sums), _mm512_set1_epi16(static_cast<short>(limit)));
 }
 
@@ -276,7 +298,7 @@ std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float 
 
 #else
 
-std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+inline std::uint32_t at_most_one(const std::uint16_t* sums, std::uint16_t limit) {
     const __m256i most = _mm256_set1_epi16(static_cast<short>(limit));
     const auto mask = [&](int at) {
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums) + at);
@@ -336,13 +358,14 @@ inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const s
 }
 
 void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
-                   std::uint16_t* sums) {
+                   std::uint16_t* sums, const std::uint8_t* ahead) {
+    for (std::int64_t byte = 0; ahead != nullptr && byte < 32 * pairs; byte += 64) __builtin_prefetch(ahead + byte);
     int q = 0;
     for (; q + 4 <= n; q += 4) sums_of_pairs<4>(block, pairs, tables + q, sums + q * kPqRows);
     for (; q < n; ++q) sums_of_pairs<1>(block, pairs, tables + q, sums + q * kPqRows);
 }
 
-std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+inline std::uint32_t at_most_one(const std::uint16_t* sums, std::uint16_t limit) {
     const uint16x8_t most = vdupq_n_u16(limit);
     const auto mask = [&](int at) { return vcleq_u16(vld1q_u16(sums + at), most); };
     return mask_of(mask(0), mask(8)) | mask_of(mask(16), mask(24)) << 16;
@@ -362,7 +385,7 @@ std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float 
 #else
 
 void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
-                   std::uint16_t* sums) {
+                   std::uint16_t* sums, const std::uint8_t*) {
     for (int q = 0; q < n; ++q)
         for (int r = 0; r < kPqRows; ++r) {
             const std::uint8_t* const numbers = block + lane_of(r & 15);
@@ -374,7 +397,7 @@ void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uin
         }
 }
 
-std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+inline std::uint32_t at_most_one(const std::uint16_t* sums, std::uint16_t limit) {
     std::uint32_t found = 0;
     for (int r = 0; r < kPqRows; ++r) found |= static_cast<std::uint32_t>(sums[r] <= limit) << r;
     return found;
@@ -387,6 +410,61 @@ std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float 
         found |= static_cast<std::uint32_t>(static_cast<float>(sums[r]) * step + least <= limit) << r;
     }
     return found;
+}
+
+#endif
+
+void at_most(const std::uint16_t* sums, int n, const std::uint16_t* limits, std::uint32_t* near) {
+    for (int q = 0; q < n; ++q) near[q] = at_most_one(sums + q * kPqRows, limits[q]);
+}
+
+#if defined(HYBRIDINDEX_PQ_AVX512)
+
+// A lane for each of 16 rows: all find their entries of a part at once. Lane by lane the sums of in_lanes.
+inline void sums_of_half(const std::uint8_t* block, int shift, std::int64_t parts, const float* table, float* out) {
+    __m512 lanes[8];
+#pragma GCC unroll 8
+    for (__m512& lane : lanes) lane = _mm512_setzero_ps();
+    const auto add = [&](std::int64_t part, __m512& lane) {
+        const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * part)));
+        // Of an index four bits count.
+        const __m512i number = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(shift));
+        lane = _mm512_add_ps(lane, _mm512_permutexvar_ps(number, _mm512_loadu_ps(table + 16 * part)));
+    };
+    std::int64_t part = 0;
+    for (; part + 8 <= parts; part += 8)
+#pragma GCC unroll 8
+        for (int lane = 0; lane < 8; ++lane) add(part + lane, lanes[lane]);
+    const std::int64_t left = parts - part;
+#pragma GCC unroll 8
+    for (int lane = 0; lane < 8; ++lane)
+        if (lane < left) add(part + lane, lanes[lane]);
+    const auto both = [&](int a, int b) { return _mm512_add_ps(lanes[a], lanes[b]); };
+    const __m512 sums = _mm512_add_ps(_mm512_add_ps(both(0, 4), both(2, 6)), _mm512_add_ps(both(1, 5), both(3, 7)));
+    alignas(64) float by_byte[16];
+    _mm512_store_ps(by_byte, sums);
+    for (int row = 0; row < 16; ++row) out[row] = by_byte[lane_of(row)];
+}
+
+void sums_in_block(const std::uint8_t* block, std::uint32_t wanted, std::int64_t parts, const float* table, float* out) {
+    for (int half = 0; half < 2; ++half) {
+        std::uint32_t rows = wanted >> (16 * half) & 0xffffu;
+        if ((rows & (rows - 1)) != 0) {
+            sums_of_half(block, 4 * half, parts, table, out + 16 * half);
+        } else if (rows != 0) {
+            const int row = 16 * half + __builtin_ctz(rows);
+            out[row] = sum_in_block(block, row, parts, table);
+        }
+    }
+}
+
+#else
+
+void sums_in_block(const std::uint8_t* block, std::uint32_t wanted, std::int64_t parts, const float* table, float* out) {
+    for (; wanted != 0; wanted &= wanted - 1) {
+        const int row = __builtin_ctz(wanted);
+        out[row] = sum_in_block(block, row, parts, table);
+    }
 }
 
 #endif

@@ -4,7 +4,7 @@
 namespace hybridindex {
 
 static constexpr PqKernels kernels{"portable", table, term_table, round_table, base, sums_of_block, sums_of_rows, at_most,
-                                   at_most_with, sum_in_block, sum_of_row};
+                                   at_most_with, sums_in_block, sum_in_block, sum_of_row};
 const PqKernels* const portable_pq_kernels = &kernels;
 
 }  // namespace hybridindex

@@ -84,13 +84,11 @@ bool PqLists::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanI
     const std::span<const std::uint8_t> own = bytes_of(plan, item);
     const std::span<const std::uint8_t> later =
         following == nullptr ? std::span<const std::uint8_t>{} : bytes_of(plan, *following);
-    const std::int64_t block_bytes = kPqRows * code_size;
-    const auto fetch = [&](std::int64_t at) {
-        const std::int64_t here = static_cast<std::int64_t>(own.size());
-        const std::span<const std::uint8_t> bytes = at < here ? own : later;
-        const std::int64_t start = at < here ? at : at - here;
-        const std::int64_t end = std::min(start + block_bytes, static_cast<std::int64_t>(bytes.size()));
-        for (std::int64_t i = start; i < end; i += 64) __builtin_prefetch(bytes.data() + i, 0, 2);
+    // What lies so far behind a byte of this item, in the next one where it ends; nullptr beyond that.
+    const auto ahead_of = [&](std::int64_t at) -> const std::uint8_t* {
+        const std::int64_t here = static_cast<std::int64_t>(own.size()), there = at + kPqBytesAhead - here;
+        if (there < 0) return own.data() + at + kPqBytesAhead;
+        return there < static_cast<std::int64_t>(later.size()) ? later.data() + there : nullptr;
     };
     const std::int32_t* const members = plan.probed.members.data() + first;
     rows.group.start(shared.queries, members, n, centroid_of(table_, list));
@@ -103,12 +101,14 @@ bool PqLists::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanI
     const std::int64_t end = item.first + item.count;
     for (std::int64_t row = item.first / kPqRows * kPqRows; row < end; row += kPqRows) {
         if (stopped()) return false;
-        fetch((row - item.first / kPqRows * kPqRows) * code_size + kPqBytesAhead);
+        const std::uint8_t* const ahead = ahead_of((row - item.first / kPqRows * kPqRows) * code_size);
+        if (form.bits == 8 && ahead != nullptr)
+            for (std::int64_t i = 0; i < kPqRows * code_size; i += 64) __builtin_prefetch(ahead + i, 0, 2);
         const int there = static_cast<int>(std::min<std::int64_t>(kPqRows, end - row));
         std::uint32_t wanted = shared.filter.wanted(ids + row, there);
         if (row < item.first) wanted &= ~std::uint32_t{0} << (item.first - row);
         const float* const own_terms = terms ? terms->values.data() + row : nullptr;
-        rows.group.compare({codes + row * code_size, code_size, own_terms, there, wanted, ids + row});
+        rows.group.compare({codes + row * code_size, code_size, own_terms, there, wanted, ids + row, ahead});
     }
     return true;
 }

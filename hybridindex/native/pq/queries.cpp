@@ -48,31 +48,50 @@ void PqGroup::start(const PqQueries& queries, const std::int32_t* members, int n
     }
 }
 
-void PqGroup::renew(Member& member) {
+void PqGroup::renew(int m) {
+    Member& member = members_[static_cast<std::size_t>(m)];
     member.limit = member.limit_now();
     const double room = member.limit + std::fabs(static_cast<double>(member.limit)) * 0x1p-22 + member.slack;
     member.room = room < std::numeric_limits<float>::max() ? std::nextafter(static_cast<float>(room), HUGE_VALF) : HUGE_VALF;
-}
-
-// Rows that the bound does not rule out.
-std::uint32_t PqGroup::near(const Member& member, const std::uint16_t* sums, const PqBlock& block) const {
-    const PqKernels& kernels = queries_->kernels();
-    if (member.room == HUGE_VALF) return block.wanted;
+    if (queries_->form().has_terms()) return;
     const float step = queries_->bound(member.query).step;
-    if (queries_->form().has_terms()) return block.wanted & kernels.at_most_with(sums, block.terms, step, member.room);
-    if (!(member.room >= 0)) return 0;
     const double most = step > 0 ? static_cast<double>(member.room) / step : 65535.0;
-    return block.wanted & kernels.at_most(sums, static_cast<std::uint16_t>(std::min(most, 65535.0)));
+    most_[static_cast<std::size_t>(m)] = static_cast<std::uint16_t>(most < 65535.0 ? std::max(most, 0.0) : 65535.0);
 }
 
-float PqGroup::distance(const Member& member, const PqBlock& block, int row) const {
+void PqGroup::find_near(const PqBlock& block) {
+    const PqKernels& kernels = queries_->kernels();
+    const bool with_terms = queries_->form().has_terms();
+    if (!with_terms) kernels.at_most(sums_.data(), n_, most_.data(), near_.data());
+    for (int m = 0; m < n_; ++m) {
+        const Member& member = members_[static_cast<std::size_t>(m)];
+        std::uint32_t& near = near_[static_cast<std::size_t>(m)];
+        if (member.room == HUGE_VALF)
+            near = block.wanted;
+        else if (with_terms)
+            near = block.wanted & kernels.at_most_with(sums_.data() + m * kPqRows, block.terms,
+                                                       queries_->bound(member.query).step, member.room);
+        else
+            near = member.room >= 0 ? near & block.wanted : 0;
+    }
+}
+
+void PqGroup::push_near(int m, const PqBlock& block) {
     const PqForm& form = queries_->form();
     const PqKernels& kernels = queries_->kernels();
+    const Member& member = members_[static_cast<std::size_t>(m)];
     const float* const table = queries_->table(member.query);
-    const float sum = form.bits == 8 ? kernels.sum_of_row(block.codes + row * block.stride, form.parts, table)
-                                     : kernels.sum_in_block(block.codes, row, form.parts, table);
-    const float all = (form.has_terms() ? member.base + block.terms[row] : member.base) + sum;
-    return form.l2 && all < 0 ? 0.0f : all;
+    std::uint32_t near = near_[static_cast<std::size_t>(m)];
+    float sums[kPqRows];
+    if (form.bits == 4) kernels.sums_in_block(block.codes, near, form.parts, table, sums);
+    for (; near != 0; near &= near - 1) {
+        const int row = std::countr_zero(near);
+        const float sum = form.bits == 4 ? sums[row] : kernels.sum_of_row(block.codes + row * block.stride, form.parts, table);
+        const float all = (form.has_terms() ? member.base + block.terms[row] : member.base) + sum;
+        const float found = form.l2 && all < 0 ? 0.0f : all;
+        if (found <= member.limit_now()) member.heap->push(found, block.ids[row]);
+    }
+    if (member.limit_now() != member.limit) renew(m);
 }
 
 void PqGroup::compare(const PqBlock& block) {
@@ -80,20 +99,14 @@ void PqGroup::compare(const PqBlock& block) {
     const PqForm& form = queries_->form();
     const PqKernels& kernels = queries_->kernels();
     if (form.bits == 4)
-        kernels.sums_of_block(block.codes, form.tables() / 2, bytes_.data(), n_, sums_.data());
+        kernels.sums_of_block(block.codes, form.tables() / 2, bytes_.data(), n_, sums_.data(), block.ahead);
     else
         for (int m = 0; m < n_; ++m)
             kernels.sums_of_rows(block.codes, block.stride, block.rows, form.parts, bytes_[static_cast<std::size_t>(m)],
                                  sums_.data() + m * kPqRows);
-    for (int m = 0; m < n_; ++m) {
-        Member& member = members_[static_cast<std::size_t>(m)];
-        if (member.limit_now() != member.limit) renew(member);
-        for (std::uint32_t near = this->near(member, sums_.data() + m * kPqRows, block); near != 0; near &= near - 1) {
-            const int row = std::countr_zero(near);
-            const float found = distance(member, block, row);
-            if (found <= member.limit_now()) member.heap->push(found, block.ids[row]);
-        }
-    }
+    find_near(block);
+    for (int m = 0; m < n_; ++m)
+        if (near_[static_cast<std::size_t>(m)] != 0) push_near(m, block);
 }
 
 }  // namespace hybridindex

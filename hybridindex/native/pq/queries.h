@@ -46,6 +46,7 @@ struct PqBlock {
     int rows;
     std::uint32_t wanted;     // bits of rows that count
     const std::int64_t* ids;  // of the rows
+    const std::uint8_t* ahead = nullptr;  // what will be read later
 };
 
 // One thread's. All distances come about here.
@@ -56,7 +57,7 @@ public:
     void make_room(std::int64_t widest) {
         sums_.grow(widest * kPqRows);
         if (members_.size() < static_cast<std::size_t>(widest)) members_.resize(static_cast<std::size_t>(widest));
-        bytes_.resize(members_.size());
+        bytes_.resize(members_.size()), most_.resize(members_.size()), near_.resize(members_.size());
     }
     // Members of the prepared queries; `centroid` is the list's, where rows are residuals.
     void start(const PqQueries& queries, const std::int32_t* members, int n, const float* centroid);
@@ -64,12 +65,12 @@ public:
     void find_into(int m, QueryHeap& heap, const QueryHeap& limiting) {
         Member& member = members_[static_cast<std::size_t>(m)];
         member.heap = &heap, member.limiting = &limiting;
-        renew(member);
+        renew(m);
     }
     void compare(const PqBlock& block);
 
     // Memory of one member.
-    static constexpr std::int64_t bytes_each() { return kPqRows * 2 + static_cast<std::int64_t>(sizeof(Member)) + 8; }
+    static constexpr std::int64_t bytes_each() { return kPqRows * 2 + static_cast<std::int64_t>(sizeof(Member)) + 14; }
 
 private:
     struct Member {
@@ -84,15 +85,18 @@ private:
 
         float limit_now() const { return std::min(heap->limit(), limiting->limit()); }
     };
-    void renew(Member& member);
-    std::uint32_t near(const Member& member, const std::uint16_t* sums, const PqBlock& block) const;
-    float distance(const Member& member, const PqBlock& block, int row) const;
+    void renew(int m);
+    // Rows that the bounds do not rule out, of each member.
+    void find_near(const PqBlock& block);
+    void push_near(int m, const PqBlock& block);
 
     const PqQueries* queries_ = nullptr;
     int n_ = 0;
     AlignedBuffer<std::uint16_t> sums_;
     std::vector<const std::uint8_t*> bytes_;
     std::vector<Member> members_;
+    std::vector<std::uint16_t> most_;  // of a member's sums of bytes, where rows have no terms
+    std::vector<std::uint32_t> near_;
 };
 
 }  // namespace hybridindex
