@@ -61,6 +61,7 @@ ALLOWED = {
     ("hybridindex.studies.schedule.stages.schema", "read_bytes"): PACKAGE_DATA,
     ("hybridindex.service.http.page.files", "read_bytes"): PACKAGE_DATA,
     ("hybridindex.tiers.contract.address_range", "mmap.mmap"): MEMORY,
+    ("hybridindex.index.storage.huge_pages", "mmap.mmap"): MEMORY,
     ("hybridindex.tiers.shard.scanner", "os.ftruncate"): MEMORY,
     ("hybridindex.tiers.shard.scanner", "os.pwrite"): MEMORY,
     ("hybridindex.index.faiss_model", "faiss.read_index"): "from bytes in memory",

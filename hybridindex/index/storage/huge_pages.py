@@ -43,14 +43,21 @@ def load_in_huge_pages(path: Path) -> None:
 
 
 def empty_in_huge_pages(nbytes: int) -> U8:
-    """New memory, (nbytes,) uint8, from a multiple of 64; in huge pages where it is large and the system gives some."""
+    """New memory, (nbytes,) uint8, from a multiple of 64; in huge pages where it is large and the system gives some.
+
+    Raises:
+        MemoryError: the system has not that much.
+    """
     if nbytes < _LEAST_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = np.empty(nbytes + _ALIGNED, dtype=np.uint8)
         start = -memory.ctypes.data % _ALIGNED
         return memory[start : start + nbytes]
     # Whole huge pages, from the first one on.
     whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
-    view = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        view = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {nbytes} bytes") from error
     with contextlib.suppress(OSError):
         view.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(view, dtype=np.uint8)
