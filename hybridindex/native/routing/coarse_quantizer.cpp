@@ -205,8 +205,11 @@ std::int64_t Centroids::plan(const CoarseTask& task, int threads, ScanPlan& plan
     plan.probed.starts = {0, task.n};
     plan.probed.members.resize(static_cast<std::size_t>(task.n));
     std::iota(plan.probed.members.begin(), plan.probed.members.end(), 0);
-    return make_items(plan.probed, {extent_, padded_dim_ * 4, padded_dim_}, task.n, threads, false, plan.items, plan.left) /
-           kFasterThanRows;
+    // Where all are sorted every distance would be put aside and taken in: help takes as long as it saves.
+    const bool alone = sorts_all(task.k);
+    const std::int64_t work = make_items(plan.probed, {extent_, padded_dim_ * 4, padded_dim_}, task.n, alone ? 1 : threads,
+                                         false, plan.items, plan.left);
+    return alone ? 0 : work / kFasterThanRows;
 }
 
 bool Centroids::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanItem& item, const ScanItem* following,
