@@ -43,7 +43,7 @@ double length_of(const float* x, std::int64_t dim) {
 RoundedCentroids::RoundedCentroids(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim,
                                    bool inner_product, const BlockKernels& kernels)
     : nlist_(nlist), dim_(dim), row_bytes_(round_up(dim, kFilterStep)), inner_product_(inner_product), kernels_(kernels) {
-    if (nlist * dim * 4 < kLeastBytes || dim > kMostDims) return;
+    if (!kernels.fast_dots || nlist * dim * 4 < kLeastBytes || dim > kMostDims) return;
     for (std::int64_t list = 0; list < nlist; ++list)
         if (!(length_of(rows + list * padded_dim, dim) < kTooLarge)) return;
     const std::int64_t count = round_up(nlist, kBlockRows);

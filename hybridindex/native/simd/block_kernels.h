@@ -73,6 +73,8 @@ struct BlockKernels {
     // Fetches as many bytes from `next` on; nullptr: none. row_bytes is a multiple of kFilterStep.
     void (*dots)(const std::uint8_t* rows, std::int64_t row_bytes, const std::int8_t* query, std::int32_t* out,
                  const void* next);
+    // Whether that takes less time than products of floats.
+    bool fast_dots;
 
     // The filters: cheap dot products of a block with queries, to find the pairs that are worth an exact distance. Rows
     // and queries are `row_bytes` bytes of whole numbers, or of bfloat16, a multiple of kFilterStep.

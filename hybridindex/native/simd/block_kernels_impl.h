@@ -422,6 +422,7 @@ inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
     return reinterpret_cast<ivec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc), _mm512_loadu_si512(u), _mm512_loadu_si512(s)));
 }
 constexpr int kDotBytes = 64;
+constexpr bool kFastDots = true;
 #elif HYBRIDINDEX_LANES == 8 && defined(__AVX2__)
 inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
     const __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(u)));
@@ -429,12 +430,14 @@ inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
     return acc + reinterpret_cast<ivec>(_mm256_madd_epi16(a, b));
 }
 constexpr int kDotBytes = 16;
+constexpr bool kFastDots = true;
 #else
 inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
     for (int i = 0; i < W; ++i) acc[i] += static_cast<std::int32_t>(u[i]) * static_cast<std::int32_t>(s[i]);
     return acc;
 }
 constexpr int kDotBytes = W;
+constexpr bool kFastDots = false;
 #endif
 
 template <int C, bool Fetch>
@@ -520,6 +523,7 @@ constexpr BlockKernels make_kernels(const char* name) {
             .decode_bf16 = decode_bf16,
             .decode_u8 = decode_u8,
             .dots = dots,
+            .fast_dots = kFastDots,
             .packed_bytes = packed_bytes,
             .pack = pack,
             .filter = filter,
