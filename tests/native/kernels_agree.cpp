@@ -2,6 +2,8 @@
 // their scanners, and products of bytes, against the portable ones. And the portable ones give what they gave on
 // x86-64.
 //
+// One file of more than 600 lines: an emulator runs one program, and its parts draw from the same numbers.
+//
 //   kernels_agree [NAME...]
 // compares the sets of these names, the first of which has to be what this CPU gets; without names, all that it runs.
 #include <algorithm>

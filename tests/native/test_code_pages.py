@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,10 @@ def test_nothing_outside_the_arena_is_read():
     refused(ValueError, "one a member", centre_products=right["centre_products"][:-1])
     refused(ValueError, "one a list", centre_squares=right["centre_squares"][:-1])
     refused(ValueError, "starts must ascend", page_starts=right["page_starts"][::-1].copy())
+    starts, members = right["member_starts"], right["members"].copy()
+    own = next(slice(a, b) for a, b in pairwise(starts) if len(set(members[a:b])) > 1)
+    members[own] = members[own][::-1]
+    refused(ValueError, "members of a list must be in order", members=members)
     refused(ValueError, r"queries must be \(n, dim\)", queries=queries[:, :-1].copy())
     refused(ValueError, "k at least 1", estimates=right["estimates"][:, :0].copy())
 
