@@ -30,6 +30,7 @@ from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchRepor
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
+from hybridindex.router.direct import DirectSearch
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
@@ -94,6 +95,8 @@ class Engine:
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._listeners = listeners
+        #: For calls that concern nobody else; None: every one may.
+        self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts)
         self._numbers = itertools.count(1)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
         self._work_of_probe: I64 = np.append(self._list_bytes, 0)
@@ -143,15 +146,32 @@ class Engine:
             self.submit(request)
         return reply.wait()
 
+    def search_directly(self, queries: F32, k: int, nprobe: int, kept: int) -> SearchResult | None:
+        """Answers a call without a request, on the calling thread, where this concerns nobody else: there is no device,
+        nobody listens, and the engine is idle. None: it was not searched; :meth:`run` it.
+
+        Args:
+            queries: (n, scan_dim) float32, checked and transformed.
+            kept: as of a :class:`hybridindex.router.batch.batch.Request`.
+
+        Raises:
+            Exception: whatever the search failed with.
+        """
+        if self._direct is None or self._listeners or not self._take_turn():
+            return None
+        try:
+            found = self._direct.search(queries, k, nprobe, kept)
+            if found is not None:
+                next(self._numbers)
+            return found
+        finally:
+            self._turn.release()
+
     def _run_here(self, request: Request) -> bool:
         """Executes ``request`` on the calling thread where the engine is idle; False where it is not."""
-        if self._turn_wanted or not self._waiting.empty() or not self._may_stand_in():
-            return False
-        if not self._turn.acquire(blocking=False):
+        if not self._take_turn():
             return False
         try:
-            if self._closed or self._held_back is not None:
-                return False
             before = self._host.adopt_thread() if self._uses_faiss else 0
             try:
                 self._slots.get_nowait()
@@ -164,6 +184,15 @@ class Engine:
                     self._host.give_back_thread(before)
         finally:
             self._turn.release()
+
+    def _take_turn(self) -> bool:
+        """Takes the turn for the calling thread where the engine is idle; False where it is not."""
+        if self._turn_wanted or not self._waiting.empty() or not self._turn.acquire(blocking=False):
+            return False
+        if self._closed or self._held_back is not None or not self._may_stand_in():
+            self._turn.release()
+            return False
+        return True
 
     def _may_stand_in(self) -> bool:
         current = threading.current_thread()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_count
 from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
@@ -20,6 +20,18 @@ from hybridindex.router.precision import CandidateCount
 from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["Searcher"]
+
+
+class _Call(NamedTuple):
+    """A call's arguments, checked."""
+
+    #: (n, scan_dim) float32.
+    queries: F32
+    nprobe: int
+    #: Rows that the scan keeps of each query.
+    kept: int
+    #: Most queries of one request.
+    at_once: int
 
 
 class Searcher:
@@ -59,10 +71,16 @@ class Searcher:
         may_wait: bool = False,
     ) -> SearchResult:
         """Searches and waits; ``may_wait``: for lists on their way, too."""
+        called_s = time.monotonic()
+        # No copy of the queries: the caller waits, and its buffer with it.
+        call = self._check(queries, params, own=False)
+        if on_probes is None and params.deadline_ms is None and len(call.queries) <= call.at_once:
+            found = self._engine.search_directly(call.queries, params.k, call.nprobe, call.kept)
+            if found is not None:
+                return found
         self.refuse_own_threads("search")
         reply = BlockingReply()
-        # No copy of the queries: the caller waits, and its buffer with it.
-        requests = self._requests(reply, queries, params, on_probes, own=False, may_wait=may_wait)
+        requests = self._requests(reply, call, params, on_probes, called_s, may_wait=may_wait)
         if len(requests) == 1:
             return self._engine.run(requests[0], reply)
         for request in requests:
@@ -80,44 +98,46 @@ class Searcher:
         may_wait: bool = False,
     ) -> None:
         """:meth:`search` without waiting; the answer goes to ``reply``."""
-        for request in self._requests(reply, queries, params, on_probes, own=True, may_wait=may_wait):
+        called_s = time.monotonic()
+        call = self._check(queries, params, own=True)
+        for request in self._requests(reply, call, params, on_probes, called_s, may_wait=may_wait):
             request.on_batch = on_batch
             self._engine.submit(request)
+
+    def _check(self, queries: Any, params: SearchParams, *, own: bool) -> _Call:
+        """``own``: of a copy, where the queries' memory is the caller's."""
+        params.check_index(self._index.nlist)
+        prepared = self.prepare(queries, own=own)
+        nprobe = self.nprobe if params.nprobe is None else params.nprobe
+        if self._candidates is None:
+            return _Call(prepared, nprobe, params.k, len(prepared))
+        kept = self._candidates.of(params.k, nprobe, params.candidates)
+        return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept))
 
     def _requests(
         self,
         reply: Reply,
-        queries: Any,
+        call: _Call,
         params: SearchParams,
         on_probes: Callable[[I64], None] | None,
+        called_s: float,
         *,
-        own: bool,
         may_wait: bool,
     ) -> list[Request]:
-        """One, or several where a single one would have too many candidates.
-
-        ``own``: of a copy, where the queries' memory is the caller's.
-        """
-        called_s = time.monotonic()
-        params.check_index(self._index.nlist)
-        prepared = self.prepare(queries, own=own)
-        nprobe, kept = self.nprobe if params.nprobe is None else params.nprobe, params.k
-        n = step = len(prepared)
+        """One, or several where a single one would have too many candidates."""
+        n = len(call.queries)
         limit_s = 0.0 if params.deadline_ms is None else params.deadline_ms / 1e3
-        if self._candidates is not None:
-            kept = self._candidates.of(params.k, nprobe, params.candidates)
-            step = min(n, self._candidates.queries_at_once(kept))
-        starts = range(0, n, step)
+        starts = range(0, n, call.at_once)
         divided = DividedReply(reply, n, params.k, len(starts)) if len(starts) > 1 else None
         requests = []
         for start in starts:
-            rows = slice(start, min(n, start + step))
+            rows = slice(start, min(n, start + call.at_once))
             requests.append(
                 Request(
-                    queries=prepared if divided is None else prepared[rows],
+                    queries=call.queries if divided is None else call.queries[rows],
                     params=params,
-                    nprobe=nprobe,
-                    kept=kept,
+                    nprobe=call.nprobe,
+                    kept=call.kept,
                     reply=reply if divided is None else divided.part(rows),
                     # Parts are searched one after the other: each has its share of the time.
                     deadline_s=None if params.deadline_ms is None else called_s + limit_s * rows.stop / n,

@@ -117,6 +117,23 @@ class StatsCounter:
             for stage, _, _, busy in times:
                 self._add_stage(stage, busy)
 
+    def add_batch(
+        self, seconds: Mapping[str, float], *, n_queries: int, host_bytes: int, candidates: int, row_pages: int
+    ) -> None:
+        """Adds a batch of one request that the host answered without a wait: ``seconds`` by stage."""
+        with self._lock:
+            counts = self._counts
+            counts["requests"] += 1
+            counts["queries"] += n_queries
+            counts["batches"] += 1
+            counts["largest_batch"] = max(counts["largest_batch"], n_queries)
+            counts["host_work_bytes"] += host_bytes
+            counts["candidates"] += candidates
+            counts["row_pages"] += row_pages
+            self._add_stage(QUEUE, 0.0)
+            for stage, busy in seconds.items():
+                self._add_stage(stage, busy)
+
     def _add_stage(self, stage: str, seconds: float) -> None:
         count, total = self._stages.get(stage, (0, 0.0))
         self._stages[stage] = count + 1, total + seconds

@@ -359,7 +359,7 @@ def test_generous_deadline_changes_nothing(index):
 
 
 def test_a_deadline_foretells_what_surrounds_the_scan(index, monkeypatch):
-    from hybridindex.router import engine
+    from hybridindex.router import direct, engine
 
     split = engine.split_probes
 
@@ -368,7 +368,8 @@ def test_a_deadline_foretells_what_surrounds_the_scan(index, monkeypatch):
         return split(*given)
 
     with Router(index) as router:
-        monkeypatch.setattr(engine, "split_probes", slow)
+        for room in (engine, direct):
+            monkeypatch.setattr(room, "split_probes", slow)
         for _ in range(3):
             router.search(clustered(3), 5, 16)
         assert router.search(clustered(3), 5, 16, deadline_ms=30).nprobe_used.max() < 16
