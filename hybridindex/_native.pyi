@@ -12,6 +12,12 @@ def split_probes(
     list_bytes: npt.NDArray[np.int64],
     n_devices: int,
 ) -> tuple[list[_Part], npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int32]]: ...
+def matching_rows(
+    mask: npt.NDArray[np.uint8],
+    first: npt.NDArray[np.int64],
+    probes: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+) -> None: ...
 def merge_topk(
     best_distances: npt.NDArray[np.float32],
     best_ids: npt.NDArray[np.int64],

@@ -15,6 +15,7 @@
 #include "bindings/scan_arguments.h"
 #include "scan/list_scan.h"
 #include "scan/row_reranker.h"
+#include "scan/scattered_rows.h"
 
 namespace nb = nanobind;
 
@@ -48,8 +49,10 @@ public:
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
               ThreadPool& pool, std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
-              nb::object on_done) {
-        ScanTask task = scan_task(queries, lists_.table.codes.dim, probes, distances, ids, std::move(bitmap), std::move(sorted));
+              nb::object on_done, std::optional<In<std::uint8_t, 1>> mask,
+              std::optional<In<std::int64_t, 1>> first_rows) {
+        ScanTask task = scan_task(queries, lists_.table.codes.dim, probes, distances, ids, std::move(bitmap), std::move(sorted),
+                                  std::move(mask), std::move(first_rows), lists_.table.extents, lists_.table.nlist);
         task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
         scanner_.scan(task, pool);
@@ -89,6 +92,33 @@ public:
 private:
     LentLists lists_;
     RowReranker reranker_;
+};
+
+class PyScatteredScanner {
+public:
+    PyScatteredScanner(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
+                       In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids, bool keep_max,
+                       const std::string& kernels)
+        : lists_(std::move(data), std::move(extents), code, dim, std::move(scale), std::move(offset), std::move(centroids)),
+          scanner_(lists_.table, keep_max, kernels_for(kernels)) {}
+
+    void scan(In<float, 2> queries, In<std::int64_t, 2> positions, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
+              ThreadPool& pool) {
+        ScatteredTask task{};
+        task.sets = length(positions, 0), task.w = length(positions, 1);
+        // One set is for all queries.
+        if (task.sets == 1)
+            take_answer(task, queries, lists_.table.codes.dim, ids, distances, ids);
+        else
+            take_answer(task, queries, lists_.table.codes.dim, positions, distances, ids);
+        task.positions = positions.data();
+        const nb::gil_scoped_release release;
+        scanner_.scan(task, pool);
+    }
+
+private:
+    LentLists lists_;
+    ScatteredScanner scanner_;
 };
 
 // Rows of lists in pages; the arrays of pages are those of a residency.
@@ -147,7 +177,8 @@ void bind_list_scan(nb::module_& m) {
         .def("scan", &PyListScanner::scan, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"),
              nb::arg("bitmap").none() = nb::none(), nb::arg("sorted").none() = nb::none(),
-             nb::arg("on_done").none() = nb::none())
+             nb::arg("on_done").none() = nb::none(), nb::arg("mask").none() = nb::none(),
+             nb::arg("first_rows").none() = nb::none())
         .def("prepare", &PyListScanner::prepare, nb::arg("lists").noconvert())
         .def("forget", &PyListScanner::forget, nb::arg("lists").noconvert());
     nb::class_<PyRowReranker>(m, "RowReranker")
@@ -157,6 +188,14 @@ void bind_list_scan(nb::module_& m) {
              nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),
              nb::arg("keep_max"), nb::arg("kernels"))
         .def("rerank", &PyRowReranker::rerank, nb::arg("queries").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"));
+    nb::class_<PyScatteredScanner>(m, "ScatteredScanner")
+        .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const std::string&, std::int64_t, In<float, 1>,
+                      In<float, 1>, In<float, 2>, bool, const std::string&>(),
+             nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("code"), nb::arg("dim"),
+             nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),
+             nb::arg("keep_max"), nb::arg("kernels"))
+        .def("scan", &PyScatteredScanner::scan, nb::arg("queries").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"));
     m.def("distances_in_pages", &distances_in_pages, nb::arg("arena").noconvert(), nb::arg("code"),
           nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),

@@ -122,8 +122,10 @@ public:
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
               ThreadPool& pool, std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
-              nb::object on_done) {
-        ScanTask task = scan_task(queries, dim_, probes, distances, ids, std::move(bitmap), std::move(sorted));
+              nb::object on_done, std::optional<In<std::uint8_t, 1>> mask,
+              std::optional<In<std::int64_t, 1>> first_rows) {
+        ScanTask task = scan_task(queries, dim_, probes, distances, ids, std::move(bitmap), std::move(sorted), std::move(mask),
+                                  std::move(first_rows), extents_.data(), length(extents_, 0));
         task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
         scanner_.scan(task, pool);
@@ -180,7 +182,8 @@ void bind_pq(nb::module_& m) {
         .def("scan", &PyPqScanner::scan, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"),
              nb::arg("bitmap").none() = nb::none(), nb::arg("sorted").none() = nb::none(),
-             nb::arg("on_done").none() = nb::none())
+             nb::arg("on_done").none() = nb::none(), nb::arg("mask").none() = nb::none(),
+             nb::arg("first_rows").none() = nb::none())
         .def("prepare", &PyPqScanner::prepare, nb::arg("lists").noconvert())
         .def("forget", &PyPqScanner::forget, nb::arg("lists").noconvert());
 }

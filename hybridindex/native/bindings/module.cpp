@@ -12,6 +12,7 @@
 #include "bindings/bind_rabitq.h"
 #include "bindings/bind_scan_pages.h"
 #include "bindings/bind_watch.h"
+#include "routing/matching_rows.h"
 #include "routing/merge.h"
 #include "routing/split.h"
 #include "simd/row_norms.h"
@@ -53,6 +54,16 @@ nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t,
     return parts;
 }
 
+void positions_of_matches(In<std::uint8_t, 1> mask, In<std::int64_t, 1> first, In<std::int64_t, 2> probes,
+                          InOut<std::int64_t, 2> positions) {
+    if (length(first, 0) < 1) throw std::invalid_argument("first must have one entry per list, and one more");
+    if (length(mask, 0) % 8 != 0) throw std::invalid_argument("mask must be a multiple of 8 bytes");
+    if (positions.shape(0) != probes.shape(0)) throw std::invalid_argument("probes and positions must agree on n");
+    const RowMask rows{mask.data(), length(mask, 0) * 8, first.data(), length(first, 0) - 1};
+    const nb::gil_scoped_release release;
+    matching_rows(rows, probes.data(), length(probes, 0), length(probes, 1), length(positions, 1), positions.data());
+}
+
 void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<std::int32_t, 1> rows,
            In<float, 2> distances, In<std::int64_t, 2> ids, bool keep_max) {
     if (best_distances.shape(0) != best_ids.shape(0) || best_distances.shape(1) != best_ids.shape(1))
@@ -86,6 +97,8 @@ NB_MODULE(_native, m) {
     bind_rabitq(m);
     bind_pq(m);
     bind_coarse(m);
+    m.def("matching_rows", &positions_of_matches, nb::arg("mask").noconvert(), nb::arg("first").noconvert(),
+          nb::arg("probes").noconvert(), nb::arg("positions").noconvert());
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
           nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
           nb::arg("n_probes").noconvert());

@@ -56,7 +56,8 @@ private:
 };
 
 // Takes the sizes and places of an answer, and checks that they agree.
-inline void take_answer(AnswerTask& task, const In<float, 2>& queries, std::int64_t dim, const In<std::int64_t, 2>& wanted,
+template <typename Wanted>
+void take_answer(AnswerTask& task, const In<float, 2>& queries, std::int64_t dim, const Wanted& wanted,
                  const InOut<float, 2>& distances, const InOut<std::int64_t, 2>& ids) {
     task.n = static_cast<std::int64_t>(queries.shape(0));
     task.k = static_cast<std::int64_t>(ids.shape(1));
@@ -88,10 +89,23 @@ std::shared_ptr<const void> kept(Array array) {
             }};
 }
 
+// Checks that there is a bit for each row of lists of these extents: (size, capacity, offset) each.
+inline RowMask row_mask(const In<std::uint8_t, 1>& mask, const In<std::int64_t, 1>& first, const std::int64_t* extents,
+                        std::int64_t nlist) {
+    const std::int64_t n_bits = static_cast<std::int64_t>(mask.shape(0)) * 8;
+    bool fits = static_cast<std::int64_t>(first.shape(0)) == nlist + 1 && n_bits % RowMask::kWordBits == 0 && first.data()[0] == 0;
+    for (std::int64_t list = 0; fits && list < nlist; ++list)
+        fits = first.data()[list + 1] - first.data()[list] == extents[3 * list] && first.data()[list + 1] <= n_bits;
+    if (!fits) throw std::invalid_argument("mask and first_rows must have a bit for each row of the lists, in whole words");
+    return {or_nothing(mask.data()), n_bits, first.data(), nlist};
+}
+
 // What a scan of lists is asked for, but whom it reports to.
 inline ScanTask scan_task(const In<float, 2>& queries, std::int64_t dim, const In<std::int64_t, 2>& probes,
                           const InOut<float, 2>& distances, const InOut<std::int64_t, 2>& ids,
-                          std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted) {
+                          std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
+                          std::optional<In<std::uint8_t, 1>> mask, std::optional<In<std::int64_t, 1>> first_rows,
+                          const std::int64_t* extents, std::int64_t nlist) {
     ScanTask task{};
     take_answer(task, queries, dim, probes, distances, ids);
     task.probes = probes.data();
@@ -104,6 +118,10 @@ inline ScanTask scan_task(const In<float, 2>& queries, std::int64_t dim, const I
         task.filter.sorted = or_nothing(sorted->data());
         task.filter.n_sorted = static_cast<std::int64_t>(sorted->shape(0));
         task.filter.owner = kept(*std::move(sorted));
+    } else if (mask) {
+        if (!first_rows) throw std::invalid_argument("mask is given without first_rows");
+        task.filter.rows = row_mask(*mask, *first_rows, extents, nlist);
+        task.filter.owner = kept(std::make_pair(*std::move(mask), *std::move(first_rows)));
     }
     return task;
 }

@@ -105,7 +105,7 @@ bool PqLists::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanI
         if (form.bits == 8 && ahead != nullptr)
             for (std::int64_t i = 0; i < kPqRows * code_size; i += 64) __builtin_prefetch(ahead + i, 0, 2);
         const int there = static_cast<int>(std::min<std::int64_t>(kPqRows, end - row));
-        std::uint32_t wanted = shared.filter.wanted(ids + row, there);
+        std::uint32_t wanted = shared.filter.wanted(list, row, ids + row, there);
         if (row < item.first) wanted &= ~std::uint32_t{0} << (item.first - row);
         const float* const own_terms = terms ? terms->values.data() + row : nullptr;
         rows.group.compare({codes + row * code_size, code_size, own_terms, there, wanted, ids + row, ahead});

@@ -63,7 +63,7 @@ public:
         void let_go() { filter = {}, queries.let_go(kMostKept); }
 
         PqQueries queries;
-        IdFilter filter;
+        RowFilter filter;
 
     private:
         std::vector<QueryHeap> heaps_;

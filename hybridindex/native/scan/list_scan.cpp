@@ -47,12 +47,13 @@ void check_lists(const ListTable& lists) {
     }
 }
 
-bool IdFilter::allows(std::int64_t id) const {
+bool RowFilter::allows(std::int64_t id) const {
     if (bitmap != nullptr) return id >= 0 && id < n_bits && (bitmap[id >> 3] >> (id & 7) & 1);
     return std::binary_search(sorted, sorted + n_sorted, id);
 }
 
-std::uint32_t IdFilter::wanted(const std::int64_t* ids, std::int64_t count) const {
+std::uint32_t RowFilter::wanted(std::int64_t list, std::int64_t row, const std::int64_t* ids, std::int64_t count) const {
+    if (rows.bits != nullptr) return rows.of_rows(list, row, count);
     const std::uint32_t valid = count >= 32 ? ~0u : (1u << count) - 1u;
     if (!active()) return valid;
     std::uint32_t found = 0;
@@ -112,7 +113,8 @@ bool ListRows::scan(RowScan& rows, const Shared& shared, const ScanPlan& plan, c
         if (stopped()) return false;
         rows.scan({.codes = own.data() + row / kBlockRows * block_bytes,
                    .n_rows = static_cast<int>(std::min<std::int64_t>(kBlockRows, item.count - row)),
-                   .wanted = shared.filter.wanted(ids + row, std::min<std::int64_t>(kBlockRows, item.count - row)),
+                   .wanted = shared.filter.wanted(list, item.first + row, ids + row,
+                                                  std::min<std::int64_t>(kBlockRows, item.count - row)),
                    .ids = ids + row,
                    .first_id = 0,
                    .terms = terms_of(list, item.first + row),

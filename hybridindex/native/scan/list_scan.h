@@ -12,6 +12,7 @@
 #include "scan/row_scan.h"
 #include "jobs/scan_job.h"
 #include "jobs/thread_pool.h"
+#include "routing/matching_rows.h"
 
 namespace hybridindex {
 
@@ -28,26 +29,29 @@ struct ListTable {
 // Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.
 void check_lists(const ListTable& lists);
 
-// Which ids may be answered: bit i of a bitmap of n_bits, or a sorted array.
-struct IdFilter {
+// Which rows may be answered: by their ids, bit i of a bitmap of n_bits, or a sorted array; or by a bit for each row.
+struct RowFilter {
     const std::uint8_t* bitmap = nullptr;
     std::int64_t n_bits = 0;
     const std::int64_t* sorted = nullptr;
     std::int64_t n_sorted = 0;
+    RowMask rows{};
     // Of the arrays. Let go on a thread that scans or destroys the scanner; it may be after the scan. Nobody, where
     // they outlive the scanner.
     std::shared_ptr<const void> owner = nullptr;
 
-    bool active() const { return bitmap != nullptr || sorted != nullptr; }
+    bool active() const { return bitmap != nullptr || sorted != nullptr || rows.bits != nullptr; }
+    // Which of at most 32 rows of a list from `row` on, with these ids, it allows, as bits.
+    std::uint32_t wanted(std::int64_t list, std::int64_t row, const std::int64_t* ids, std::int64_t count) const;
+
+private:
     bool allows(std::int64_t id) const;
-    // Which of at most 32 rows it allows, as bits.
-    std::uint32_t wanted(const std::int64_t* ids, std::int64_t count) const;
 };
 
 struct ScanTask : AnswerTask {
     const std::int64_t* probes;  // (n, p), -1: none
     std::int64_t p;
-    IdFilter filter;
+    RowFilter filter;
 };
 
 // Probed lists as what a ScanJob scans.
@@ -57,7 +61,7 @@ public:
     using Heap = QueryHeap;
     using Rows = RowScan;
     struct Shared : RowQueries {
-        IdFilter filter;
+        RowFilter filter;
 
         explicit Shared(const ListRows& source);
         void prepare(const ScanTask& task, const ScanPlan& plan, std::int64_t widest);

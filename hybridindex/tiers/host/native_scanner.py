@@ -19,7 +19,7 @@ from hybridindex.index.source import find_unusable
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import check_filter, check_scan, check_threads
 from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
-from hybridindex.types import F32, I32, I64
+from hybridindex.types import F32, I32, I64, U8
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -54,9 +54,10 @@ class HostNativeScanner(OpenMpThreads):
             return f"lists in layout {index.manifest.layout} are scanned by faiss"
         return None
 
-    def __init__(self, index: IVFIndex, *, threads: int | None = None, kernels: str = "") -> None:
+    def __init__(self, index: IVFIndex, *, threads: int | None = None, kernels: str = "", pool: Any = None) -> None:
         """
         Args:
+            pool: another scanner's threads; None: its own.
             kernels: "amx", "avx512", "avx2", "neon" or "portable"; empty: the best that this CPU runs.
 
         Raises:
@@ -73,6 +74,8 @@ class HostNativeScanner(OpenMpThreads):
         centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
         #: Queries of one call: tables of product quantizers take memory.
         self._at_once = sys.maxsize
+        #: Of rows anywhere in the lists; None where these are no whole vectors.
+        self._scattered: Any = None
         try:
             self._scanner: Any
             if codec.pq is not None:
@@ -80,7 +83,7 @@ class HostNativeScanner(OpenMpThreads):
                 self._scanner = native.PqScanner(index.mapped_lists(), index.extents(), form, centroids)
                 self._at_once = max(1, _TABLE_BYTES // form.scratch_need(1)[1])
             else:
-                self._scanner = native.ListScanner(
+                lists = (
                     index.mapped_lists(),
                     index.extents(),
                     codec.kind,
@@ -88,12 +91,13 @@ class HostNativeScanner(OpenMpThreads):
                     codec.scale,
                     codec.offset,
                     centroids,
-                    index.metric == "ip",
-                    kernels,
                 )
+                self._scanner = native.ListScanner(*lists, index.metric == "ip", kernels)
+                if not codec.by_residual:
+                    self._scattered = native.ScatteredScanner(*lists, index.metric == "ip", kernels)
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
-        self.pool: Any = native.ThreadPool(self.threads - 1)
+        self.pool: Any = native.ThreadPool(self.threads - 1) if pool is None else pool
         index.integrity.remembering.add(self)
 
     @property
@@ -130,22 +134,46 @@ class HostNativeScanner(OpenMpThreads):
         *,
         filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
+        rows: tuple[U8, I64] | None = None,
     ) -> tuple[F32, I64]:
-        """:meth:`scan` of contiguous arrays that were checked before."""
+        """:meth:`scan` of contiguous arrays that were checked before.
+
+        ``rows``: instead of ``filter_ids``, the mask of the candidates and the first row of each list, as of a
+        :class:`hybridindex.index.filters.row_filter.RowFilter`.
+        """
         if len(queries) > self._at_once:
-            return self._scan_in_turn(queries, probes, coarse_distances, k, filter_ids, on_done)
+            return self._scan_in_turn(queries, probes, coarse_distances, k, filter_ids, on_done, rows)
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
         bitmap, in_order = _prepared(filter_ids)
+        mask, first_rows = rows or (None, None)
 
-        def report(rows: list[int]) -> None:
+        def report(complete: list[int]) -> None:
             assert on_done is not None
-            done = np.array(rows, dtype=np.int32)
+            done = np.array(complete, dtype=np.int32)
             on_done(done, distances[done], ids[done])
 
-        self._scanner.scan(
-            queries, probes, distances, ids, self.pool, bitmap, in_order, None if on_done is None else report
-        )
+        told = None if on_done is None else report
+        self._scanner.scan(queries, probes, distances, ids, self.pool, bitmap, in_order, told, mask, first_rows)
+        return distances, ids
+
+    @property
+    def scans_scattered_rows(self) -> bool:
+        """Whether there is :meth:`scan_scattered`: where rows are whole vectors."""
+        return self._scattered is not None
+
+    def scan_scattered(self, queries: F32, positions: I64, k: int) -> tuple[F32, I64]:
+        """The ``k`` nearest of rows anywhere in the lists, as a scan of these finds them.
+
+        Args:
+            queries: (n, scan_dim) float32, contiguous.
+            positions: (1, w) int64, contiguous, the rows that all queries are compared with; or (n, w), each with its
+                own, then -1; see :mod:`hybridindex.tiers.contract.positions`.
+            k: may be more than w.
+        """
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        ids = np.empty((len(queries), k), dtype=np.int64)
+        self._scattered.scan(queries, positions, distances, ids, self.pool)
         return distances, ids
 
     def _scan_in_turn(
@@ -156,15 +184,16 @@ class HostNativeScanner(OpenMpThreads):
         k: int,
         filter_ids: IdFilter | None,
         on_done: OnDone | None,
+        rows: tuple[U8, I64] | None,
     ) -> tuple[F32, I64]:
         """:meth:`scan_checked` of as many queries at a time as their tables have memory for."""
         found = []
         for first in range(0, len(queries), self._at_once):
             at = slice(first, first + self._at_once)
 
-            def report(rows: I32, distances: F32, ids: I64, before: int = first) -> None:
+            def report(done: I32, distances: F32, ids: I64, before: int = first) -> None:
                 assert on_done is not None
-                on_done(rows + np.int32(before), distances, ids)
+                on_done(done + np.int32(before), distances, ids)
 
             found.append(
                 self.scan_checked(
@@ -174,6 +203,7 @@ class HostNativeScanner(OpenMpThreads):
                     k,
                     filter_ids=filter_ids,
                     on_done=None if on_done is None else report,
+                    rows=rows,
                 )
             )
         distances, ids = zip(*found, strict=True)
