@@ -1,0 +1,154 @@
+"""Attributes of rows: typed columns, from whatever tables users have."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.types import I64
+
+__all__ = ["ATTRIBUTE_KINDS", "MAX_ATTRIBUTES", "as_attributes", "describe", "in_row_order", "need", "read_table"]
+
+MAX_ATTRIBUTES = 256
+_LONGEST_NAME = 128
+#: What an attribute may be -> whether a pyarrow type is that. Numbers, dates and texts of other types become these.
+ATTRIBUTE_KINDS: dict[str, Callable[[Any, Any], bool]] = {
+    "int": lambda pa, kind: bool(pa.types.is_int64(kind)),
+    "float": lambda pa, kind: bool(pa.types.is_float64(kind)),
+    "string": lambda pa, kind: bool(pa.types.is_string(kind)),
+    "bool": lambda pa, kind: bool(pa.types.is_boolean(kind)),
+    "timestamp": lambda pa, kind: bool(pa.types.is_timestamp(kind)),
+    "list of strings": lambda pa, kind: bool(pa.types.is_list(kind)),
+}
+
+
+def need(module: str) -> Any:
+    """Raises MissingDependencyError: conditions on attributes need a package that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise MissingDependencyError(
+            f"attributes and conditions on them need {package}: {how_to_install('filters')}"
+        ) from None
+
+
+def as_attributes(table: Any) -> Any:
+    """A pyarrow table of attributes: each column a single array of one of :data:`ATTRIBUTE_KINDS`.
+
+    Args:
+        table: a pyarrow Table or RecordBatch, a pandas DataFrame, or a mapping of names to columns.
+
+    Raises:
+        InvalidInputError: names the column, and what is wrong with it.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    pa = need("pyarrow")
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    elif type(table).__module__.partition(".")[0] == "pandas":
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    elif isinstance(table, Mapping):
+        try:
+            table = pa.table({name: _column_of(pa, name, column) for name, column in table.items()})
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(f"attributes are no table: {error}") from None
+    elif not isinstance(table, pa.Table):
+        raise InvalidInputError(
+            f"attributes are a {type(table).__name__}; expected a pyarrow Table, a DataFrame or a mapping of columns"
+        )
+    names = table.column_names
+    if not 1 <= len(names) <= MAX_ATTRIBUTES:
+        raise InvalidInputError(f"attributes have {len(names)} columns; expected 1..{MAX_ATTRIBUTES}")
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"attributes have two columns of one name: {', '.join(names)}")
+    for name in names:
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+            raise InvalidInputError(f"an attribute is named {name!r}; expected 1..{_LONGEST_NAME} characters")
+    return pa.table({name: _plain(pa, name, table[name]) for name in names})
+
+
+def _column_of(pa: Any, name: str, column: Any) -> Any:
+    try:
+        return column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
+        raise InvalidInputError(f"attribute {name!r} is no column: {error}") from None
+
+
+def _plain(pa: Any, name: str, column: Any) -> Any:
+    types = pa.types
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if types.is_null(kind):
+        raise InvalidInputError(f"attribute {name!r} has no value at all, and so no type")
+    if types.is_integer(kind):
+        wanted = pa.int64()
+    elif types.is_floating(kind) or types.is_decimal(kind):
+        wanted = pa.float64()
+    elif types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        wanted = pa.string()
+    elif types.is_boolean(kind):
+        wanted = pa.bool_()
+    elif types.is_timestamp(kind) or types.is_date(kind):
+        wanted = pa.timestamp("us", "UTC")
+    elif (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)) and (
+        types.is_string(kind.value_type) or types.is_large_string(kind.value_type)
+    ):
+        wanted = pa.list_(pa.string())
+    else:
+        raise InvalidInputError(f"attribute {name!r} is {kind}; expected one of {', '.join(ATTRIBUTE_KINDS)}")
+    try:
+        if types.is_date(kind):
+            column = column.cast(pa.timestamp("us"))
+        column = column.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidInputError(f"attribute {name!r} is {kind} and does not fit {wanted}: {error}") from None
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def read_table(path: Path) -> Any:
+    """A pyarrow table from a Parquet, Arrow (Feather), CSV or JSON-lines file.
+
+    Raises:
+        InvalidInputError: missing, of another kind, or not readable as what its name says.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    pa = need("pyarrow")
+    readers = {
+        ".parquet": lambda: need("pyarrow.parquet").read_table(path),
+        ".arrow": lambda: need("pyarrow.feather").read_table(path),
+        ".feather": lambda: need("pyarrow.feather").read_table(path),
+        ".csv": lambda: need("pyarrow.csv").read_csv(path),
+        ".jsonl": lambda: need("pyarrow.json").read_json(path),
+    }
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise InvalidInputError(f"{path} is no table; expected a file with one of the endings {', '.join(readers)}")
+    try:
+        return read()
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInputError(f"{path} cannot be read as {path.suffix}: {error}") from None
+
+
+def describe(table: Any) -> dict[str, str]:
+    """Name -> one of :data:`ATTRIBUTE_KINDS`."""
+    pa = need("pyarrow")
+    return {
+        field.name: next(kind for kind, is_kind in ATTRIBUTE_KINDS.items() if is_kind(pa, field.type))
+        for field in table.schema
+    }
+
+
+def in_row_order(table: Any, at: I64) -> Any:
+    """The table whose row r is row ``at[r]`` of ``table``, or nothing but missing values where that is -1."""
+    pa = need("pyarrow")
+    indices = pa.array(at, mask=np.asarray(at < 0))
+    taken = {name: table[name].combine_chunks().take(indices) for name in table.column_names}
+    return pa.table({name: c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for name, c in taken.items()})

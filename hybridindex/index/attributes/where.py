@@ -1,0 +1,289 @@
+"""Conditions on attributes: ``lang = 'en' AND year >= 2020``.
+
+sqlglot parses; only the kinds of its tree that stand in this file mean anything, everything else is refused. pyarrow
+computes. No SQL engine runs, so that a condition from anywhere can read nothing but the columns that it is given.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.index.attributes.columns import ATTRIBUTE_KINDS, need
+
+__all__ = ["MAX_WHERE_CHARACTERS", "matching"]
+
+MAX_WHERE_CHARACTERS = 1 << 16
+#: Conditions within conditions.
+_MOST_DEPTH = 100
+_EXPECTED = (
+    "=, <>, <, <=, >, >=, BETWEEN, IN (...), LIKE, ILIKE, IS [NOT] NULL, IS TRUE, array_contains(column, value), "
+    "value = ANY(column), AND, OR and NOT, of columns and plain values"
+)
+#: Of a comparison with its sides exchanged.
+_MIRRORED = {"LT": "GT", "GT": "LT", "LTE": "GTE", "GTE": "LTE", "EQ": "EQ", "NEQ": "NEQ"}
+_COMPARE = {
+    "EQ": "equal",
+    "NEQ": "not_equal",
+    "LT": "less",
+    "LTE": "less_equal",
+    "GT": "greater",
+    "GTE": "greater_equal",
+}
+
+
+def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+    """Of which rows a condition is true: (n,) bool. As in SQL, one that compares with a missing value is not.
+
+    Args:
+        columns: name -> pyarrow array of one of :data:`hybridindex.index.attributes.columns.ATTRIBUTE_KINDS`, all of
+            one length.
+
+    Raises:
+        InvalidInputError: it does not parse, names no column, compares what cannot be compared, or holds anything else.
+    """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"where is a {type(text).__name__}; expected a text, as lang = 'en' AND year >= 2020")
+    if len(text) > MAX_WHERE_CHARACTERS:
+        raise InvalidInputError(f"where has {len(text)} characters; expected at most {MAX_WHERE_CHARACTERS}")
+    sqlglot = need("sqlglot")
+    try:
+        trees = sqlglot.parse(text)
+        if len(trees) != 1 or trees[0] is None:
+            raise _refused(text, "one condition")
+        found = _Condition(columns).of(trees[0], 0)
+    except sqlglot.errors.SqlglotError as error:
+        first = str(error).partition("\n")[0]
+        raise InvalidInputError(f"where does not parse: {first}; expected {_EXPECTED}") from None
+    except RecursionError:
+        raise InvalidInputError(f"where is nested too deeply; expected at most {_MOST_DEPTH} levels") from None
+    pc = need("pyarrow.compute")
+    result: npt.NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    return result
+
+
+def _refused(part: Any, expected: str) -> InvalidInputError:
+    said = part if isinstance(part, str) else part.sql()
+    shown = said if len(said) <= 80 else f"{said[:77]}..."
+    return InvalidInputError(f"where holds {shown!r}; expected {expected}")
+
+
+class _Condition:
+    """Computes trees over the columns of one index: pyarrow arrays of true, false and null."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = columns
+        self._pa, self._pc = need("pyarrow"), need("pyarrow.compute")
+        self._kinds: dict[str, Callable[[Any, int], Any]] = {
+            "And": self._both,
+            "Or": self._both,
+            "Not": self._not,
+            "Paren": lambda tree, depth: self.of(tree.this, depth),
+            "Column": self._flag,
+            "Boolean": lambda tree, _depth: self._constant(bool(tree.this)),
+            "Between": self._between,
+            "In": self._in,
+            "Is": self._is,
+            "Like": self._like,
+            "ILike": self._like,
+            "ArrayContains": lambda tree, _depth: self._contains(tree.this, tree.expression),
+            **dict.fromkeys(_COMPARE, self._compare),
+        }
+
+    def of(self, tree: Any, depth: int) -> Any:
+        kind = type(tree).__name__
+        if depth > _MOST_DEPTH:
+            raise RecursionError
+        if kind not in self._kinds:
+            raise _refused(tree, _EXPECTED)
+        return self._kinds[kind](tree, depth + 1)
+
+    def _only(self, tree: Any, *names: str) -> None:
+        """Raises where a tree says more than its parts of these names."""
+        if any(value for name, value in tree.args.items() if name not in names):
+            raise _refused(tree, _EXPECTED)
+
+    # What is true and false
+
+    def _both(self, tree: Any, depth: int) -> Any:
+        # A chain leans to the left, and may be long.
+        kind, parts = type(tree), []
+        while isinstance(tree, kind):
+            self._only(tree, "this", "expression")
+            parts.append(tree.expression)
+            tree = tree.this
+        combine = self._pc.and_kleene if kind.__name__ == "And" else self._pc.or_kleene
+        found = self.of(tree, depth)
+        for part in reversed(parts):
+            found = combine(found, self.of(part, depth))
+        return found
+
+    def _not(self, tree: Any, depth: int) -> Any:
+        self._only(tree, "this")
+        return self._pc.invert(self.of(tree.this, depth))
+
+    def _constant(self, value: bool) -> Any:
+        n = len(next(iter(self._columns.values()), ()))
+        return self._pa.array(np.full(n, value))
+
+    def _flag(self, tree: Any, _depth: int) -> Any:
+        name, column = self._column(tree)
+        if not self._pa.types.is_boolean(column.type):
+            raise _refused(tree, f"a condition: {name} is {self._kind(column)}")
+        return column
+
+    # What compares
+
+    def _compare(self, tree: Any, _depth: int) -> Any:
+        self._only(tree, "this", "expression")
+        kind, left, right = type(tree).__name__, tree.this, tree.expression
+        for list_side, value in ((right, left), (left, right)):
+            if type(list_side).__name__ == "Any" and kind == "EQ":
+                column = list_side.this
+                return self._contains(column.this if type(column).__name__ == "Paren" else column, value)
+        if type(left).__name__ != "Column":
+            if type(right).__name__ != "Column":
+                raise _refused(tree, "a column on one side of a comparison, and on the other a plain value")
+            kind, left, right = _MIRRORED[kind], right, left
+        name, column = self._column(left)
+        compare = getattr(self._pc, _COMPARE[kind])
+        if type(right).__name__ == "Column":
+            other_name, other = self._column(right)
+            if column.type != other.type and not (_is_number(self._pa, column) and _is_number(self._pa, other)):
+                raise _refused(
+                    tree, f"columns of one kind: {name} is {self._kind(column)}, {other_name} {self._kind(other)}"
+                )
+            self._refuse_lists(tree, name, column)
+            return compare(column, other)
+        self._refuse_lists(tree, name, column)
+        return compare(column, self._value(right, name, column))
+
+    def _between(self, tree: Any, _depth: int) -> Any:
+        self._only(tree, "this", "low", "high")
+        name, column = self._column(tree.this)
+        self._refuse_lists(tree, name, column)
+        low, high = (self._value(tree.args[end], name, column) for end in ("low", "high"))
+        return self._pc.and_kleene(self._pc.greater_equal(column, low), self._pc.less_equal(column, high))
+
+    def _in(self, tree: Any, _depth: int) -> Any:
+        self._only(tree, "this", "expressions")
+        name, column = self._column(tree.this)
+        self._refuse_lists(tree, name, column)
+        values = [self._value(each, name, column) for each in tree.expressions]
+        known = [each for each in values if each.is_valid]
+        kinds = {each.type for each in known}
+        target = column.type if kinds <= {column.type} else self._pa.float64()
+        chosen = self._pa.array([each.as_py() for each in known], type=target)
+        found = self._pc.is_in(self._pc.cast(column, target), value_set=chosen)
+        if len(known) < len(values):  # what is not among the known ones may be equal to the missing one
+            found = self._pc.if_else(found, True, self._pa.scalar(None, self._pa.bool_()))
+        return self._pc.if_else(self._pc.is_null(column), self._pa.scalar(None, self._pa.bool_()), found)
+
+    def _is(self, tree: Any, depth: int) -> Any:
+        self._only(tree, "this", "expression")
+        kind = type(tree.expression).__name__
+        if kind == "Null":
+            return self._pc.is_null(self._column(tree.this)[1])
+        if kind == "Boolean":
+            found = self._pc.fill_null(self.of(tree.this, depth), not tree.expression.this)
+            return found if tree.expression.this else self._pc.invert(found)
+        raise _refused(tree, _EXPECTED)
+
+    def _like(self, tree: Any, _depth: int) -> Any:
+        self._only(tree, "this", "expression", "negate")
+        name, column = self._column(tree.this)
+        if not self._pa.types.is_string(column.type):
+            raise _refused(tree, f"LIKE of a column of strings: {name} is {self._kind(column)}")
+        pattern = self._value(tree.expression, name, column).as_py()
+        if pattern is None:
+            return self._pa.nulls(len(column), self._pa.bool_())
+        found = self._pc.match_like(column, pattern, ignore_case=type(tree).__name__ == "ILike")
+        return self._pc.invert(found) if tree.args.get("negate") else found
+
+    def _contains(self, tree: Any, value: Any) -> Any:
+        name, column = self._column(tree)
+        if not self._pa.types.is_list(column.type):
+            raise _refused(tree, f"a column of lists: {name} is {self._kind(column)}")
+        wanted = self._value(value, name, self._pa.array([], self._pa.string()))
+        if not wanted.is_valid:
+            return self._pa.nulls(len(column), self._pa.bool_())
+        hits = self._pc.fill_null(self._pc.equal(self._pc.list_flatten(column), wanted), False)
+        rows = self._pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+        found = np.zeros(len(column), dtype=np.bool_)
+        found[rows[hits.to_numpy(zero_copy_only=False)]] = True
+        return self._pc.if_else(self._pc.is_null(column), self._pa.scalar(None, self._pa.bool_()), found)
+
+    # Columns and values
+
+    def _column(self, tree: Any) -> tuple[str, Any]:
+        if type(tree).__name__ != "Column":
+            raise _refused(tree, "a column here")
+        self._only(tree, "this")
+        name = tree.this.this
+        if name not in self._columns:
+            known = ", ".join(sorted(self._columns)) or "none"
+            raise InvalidInputError(
+                f"where names {name!r}, which is no attribute; expected one of {known} (texts stand in single quotes)"
+            )
+        return name, self._columns[name]
+
+    def _kind(self, column: Any) -> str:
+        return next(name for name, is_kind in ATTRIBUTE_KINDS.items() if is_kind(self._pa, column.type))
+
+    def _refuse_lists(self, tree: Any, name: str, column: Any) -> None:
+        if self._pa.types.is_list(column.type):
+            raise _refused(tree, f"array_contains({name}, value): {name} is a list of strings")
+
+    def _value(self, tree: Any, name: str, column: Any) -> Any:
+        """A pyarrow scalar that the column can be compared with."""
+        types, kind, sign = self._pa.types, type(tree).__name__, 1
+        while kind in ("Neg", "Paren"):
+            sign, tree = (-sign if kind == "Neg" else sign), tree.this
+            kind = type(tree).__name__
+        if kind == "Null":
+            return self._pa.scalar(None, column.type)
+        wanted = self._kind(column)
+        if kind == "Boolean" and types.is_boolean(column.type):
+            return self._pa.scalar(bool(tree.this))
+        if kind == "Cast" and types.is_timestamp(column.type) and type(tree.this).__name__ == "Literal":
+            tree, kind = tree.this, "Literal"
+        if kind == "Literal" and tree.is_string and sign == 1:
+            if types.is_string(column.type):
+                return self._pa.scalar(tree.this, self._pa.string())
+            if types.is_timestamp(column.type):
+                return self._pa.scalar(_moment(tree.this, name), column.type)
+        if kind == "Literal" and not tree.is_string and _is_number(self._pa, column):
+            return self._number(tree, sign)
+        raise _refused(tree, f"a value for {name}, which is {wanted}")
+
+    def _number(self, tree: Any, sign: int) -> Any:
+        text = tree.this
+        whole = text.isdecimal()
+        try:
+            number = operator.mul(sign, int(text) if whole else float(text))
+        except ValueError:
+            raise _refused(tree, "a number") from None
+        if whole and not -(1 << 63) <= number < 1 << 63:
+            number, whole = float(number), False
+        return self._pa.scalar(number, self._pa.int64() if whole else self._pa.float64())
+
+
+def _is_number(pa: Any, column: Any) -> bool:
+    return bool(pa.types.is_int64(column.type) or pa.types.is_float64(column.type))
+
+
+def _moment(text: str, name: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(
+            f"where compares {name}, a timestamp, with {text[:80]!r}; expected a date, as 2020-01-31 or "
+            "2020-01-31T10:00:00+01:00"
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
