@@ -24,6 +24,7 @@ NAMES = (
     "host.code_answers",
     "host.code_build",
     "host.pq",
+    "host.filters",
     "host.hit_rate",
     "host.latency",
     "host.exactness",

@@ -456,6 +456,66 @@ class Index:
 
         return remove_codes(self._ivf)
 
+    def delete(self, ids: Any = None, *, where: str | None = None) -> int:
+        """Deletes rows: durable when it returns, and left out of every search of this process that begins then. Open
+        indexes of other processes follow within a second.
+
+        Args:
+            ids: (m,) integers; those that are not there change nothing.
+            where: or a condition on attributes.
+
+        Returns:
+            How many ids were deleted.
+
+        Raises:
+            InvalidInputError, BuildError, FileError: see :func:`hybridindex.index.changes.delete.delete`.
+        """
+        from hybridindex.index.changes.delete import delete
+
+        return delete(self._ivf, ids, where)
+
+    @property
+    def n_deleted(self) -> int:
+        """Ids that were deleted; :attr:`count` counts their rows, too."""
+        deleted = self._ivf.deleted.current()
+        return 0 if deleted is None else len(deleted.ids)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Name and kind of each attribute that conditions (``where=``) may name; empty where there are none."""
+        stored = self._ivf.attributes
+        return {} if stored is None else dict(stored.spec.columns)
+
+    def set_attributes(self, table: Any, ids: Any = None) -> dict[str, str]:
+        """Gives the rows attributes, in the place of all earlier ones; open routers see them at their next search.
+
+        Args:
+            table: a pyarrow Table or RecordBatch, a DataFrame, or a mapping of names to columns: integers, floats,
+                texts, bools, dates and timestamps, lists of texts. Rows that it does not name get missing values.
+            ids: (n,) integers, the id of each row of the table; None: 0 .. n - 1.
+
+        Returns:
+            :attr:`attributes`.
+
+        Raises:
+            InvalidInputError, BuildError, MissingDependencyError: see
+            :func:`hybridindex.index.filters.write_attributes.write_attributes`.
+        """
+        from hybridindex.index.filters.write_attributes import write_attributes
+
+        write_attributes(self._ivf, table, ids)
+        return self.attributes
+
+    def remove_attributes(self) -> int:
+        """Removes the attributes; returns their bytes.
+
+        Raises:
+            BuildError: another process is writing, or something cannot be removed.
+        """
+        from hybridindex.index.filters.write_attributes import remove_attributes
+
+        return remove_attributes(self._ivf)
+
     def to_faiss(self, path: str | Path) -> None:
         """Exports a faiss file that holds the same index."""
         from hybridindex.index import to_faiss
@@ -483,30 +543,56 @@ def build(
     metric: Metric = "ip",
     codec: str = "flat",
     ids: Any = None,
+    attributes: Any = None,
     **options: Any,
 ) -> Index:
     """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options.
 
     ``vectors``: an array, a file (docs/inputs.md lists the formats), or an iterator of batches.
 
+    ``attributes``: of the vectors, in their order; see :meth:`Index.set_attributes`. Where they do not fit the vectors,
+    the index stands without them, and InvalidInputError says so.
+
     An index that stands at ``path`` is refused without ``replace=True``.
     """
     from hybridindex.index import build as build_index
 
-    return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
+    table = _checked(attributes)
+    index = Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
+    return _with_attributes(index, table, ids)
 
 
-def from_faiss(file: Any, path: str | Path, **options: Any) -> Index:
+def _checked(attributes: Any) -> Any:
+    """Before anything is built."""
+    from hybridindex.index.attributes.columns import as_attributes
+
+    return None if attributes is None else as_attributes(attributes)
+
+
+def _with_attributes(index: Index, table: Any, ids: Any) -> Index:
+    try:
+        if table is not None:
+            index.set_attributes(table, ids)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def from_faiss(file: Any, path: str | Path, *, attributes: Any = None, ids: Any = None, **options: Any) -> Index:
     """Imports any faiss IVF index, pre-transforms included, and opens it.
 
     Args:
+        attributes: see :meth:`Index.set_attributes`, as ``ids``.
+        ids: the id of each row of the attributes; None: 0 .. n - 1.
         file: its path, or an index object, which stays as it is.
         path: the index directory.
         options: see :func:`hybridindex.index.faiss_files.import_faiss.from_faiss`.
     """
     from hybridindex.index import from_faiss as import_index
 
-    return Index(import_index(file, path, **options))
+    table = _checked(attributes)
+    return _with_attributes(Index(import_index(file, path, **options)), table, ids)
 
 
 def open_index(path: str | Path, *, verify: Literal["full", "quick"] = "full") -> Index:

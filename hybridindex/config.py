@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypedDict, cast
 
+import numpy as np
+
 from hybridindex.errors import InvalidInputError
+from hybridindex.types import I64
 
 __all__ = [
     "MAX_BATCH_QUERIES",
@@ -30,6 +33,7 @@ __all__ = [
     "Setting",
     "check_bytes",
     "check_count",
+    "check_ids",
     "check_milliseconds",
     "check_number",
     "check_one_of",
@@ -44,6 +48,9 @@ MAX_BATCH_QUERIES = 65_536
 
 #: Most candidates of a search by codes.
 MAX_CANDIDATES = 65_536
+
+#: Of int64.
+_MOST_ID = (1 << 63) - 1
 
 #: ``auto``: native where it supports the index, else faiss.
 HostScannerName = Literal["auto", "native", "faiss"]
@@ -465,6 +472,19 @@ class SearchParams:
     min_nprobe: int = 1
     #: Rows that a search by codes compares exactly, k at least; None: the router's. Of rows: of no effect.
     candidates: int | None = None
+    #: (m,) int64: ids that may be answered; None: all. Those that no row has change nothing.
+    allow_ids: I64 | None = field(default=None, compare=False)
+    #: (m,) int64: ids that may not be.
+    deny_ids: I64 | None = field(default=None, compare=False)
+    #: A condition on attributes.
+    where: str | None = None
+    #: Instead of these: what :meth:`hybridindex.router.Router.filter` made of them.
+    row_filter: Any = field(default=None, compare=False)
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether not all rows may be answered."""
+        return self.allow_ids is not None or self.deny_ids is not None or self.where is not None
 
     def __post_init__(self) -> None:
         k, nprobe, least = self.k, self.nprobe, self.min_nprobe
@@ -479,6 +499,12 @@ class SearchParams:
             _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
         if self.candidates is not None:
             _set(self, "candidates", check_count("candidates", self.candidates, MAX_CANDIDATES))
+        if self.allow_ids is not None:
+            _set(self, "allow_ids", check_ids("allow_ids", self.allow_ids))
+        if self.deny_ids is not None:
+            _set(self, "deny_ids", check_ids("deny_ids", self.deny_ids))
+        if self.row_filter is not None and self.names_rows:
+            raise InvalidInputError("row_filter is given with allow_ids, deny_ids or where; expected it alone")
 
     def check_index(self, nlist: int) -> None:
         """Raises InvalidInputError: ``nprobe`` or ``min_nprobe`` is not in 1..nlist."""
@@ -486,6 +512,23 @@ class SearchParams:
             check_count("min_nprobe", self.min_nprobe, nlist)
         if self.nprobe is not None and not 0 < self.nprobe <= nlist:
             check_count("nprobe", self.nprobe, nlist)
+
+
+def check_ids(name: str, value: Any) -> I64:
+    """A copy, contiguous.
+
+    Raises:
+        InvalidInputError: it is not one-dimensional, holds no integers, or one that no id can be.
+    """
+    ids = np.asarray(list(value) if isinstance(value, Set) else value)
+    if ids.shape == (0,):
+        return np.empty(0, dtype=np.int64)
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        what = f"a {type(value).__name__} of dtype {ids.dtype} and shape {ids.shape}"
+        raise InvalidInputError(f"{name} is {what}; expected one dimension of integers")
+    if ids.max() > _MOST_ID:
+        raise InvalidInputError(f"{name} holds {ids.max()}; expected ids of at most {_MOST_ID}")
+    return np.array(ids, dtype=np.int64, order="C")
 
 
 #: For values that were checked and made plain, in ``__post_init__``.

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from hybridindex.index.log.deleted import Deleted
 from hybridindex.router.batch.merge import finish_topk
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import split_probes
@@ -34,9 +35,11 @@ class DirectSearch:
         self._keep_max = index.metric == "ip"
         self._stats, self._pace = parts.stats, parts.host_pace
 
-    def search(self, queries: F32, k: int, nprobe: int, kept: int) -> SearchResult | None:
-        """As :meth:`hybridindex.router.engine.Engine.search_directly`. None: a list is damaged, or a query probes none;
-        nothing was counted."""
+    def search(
+        self, queries: F32, k: int, nprobe: int, kept: int, deleted: Deleted | None, spare: int
+    ) -> SearchResult | None:
+        """As :meth:`hybridindex.router.engine.Engine.search_directly`. None: a list is damaged, a query probes none, or
+        too many of its rows were deleted; nothing was counted."""
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
         seen = integrity.seen
         if integrity.quarantined is not None:
@@ -58,7 +61,12 @@ class DirectSearch:
             finish_topk(distances, ids, keep_max=self._keep_max)
         else:
             candidates = int(np.count_nonzero(ids >= 0))
-            distances, ids = codes.reranker.rerank(queries, ids, k)
+            distances, ids = codes.reranker.rerank(queries, ids, k + spare)
+        if deleted is not None:
+            left = deleted.leave_out(distances, ids, k)
+            if left is None:
+                return None
+            distances, ids = left
         if integrity.marks[0] != seen:
             return None
         ended_s = now()

@@ -19,18 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import RouterConfig
-from hybridindex.errors import RouterClosedError
+from hybridindex.errors import DamagedListsError, RouterClosedError
+from hybridindex.index.filters.row_filter import RowFilters
+from hybridindex.index.log.deleted import Deleted
 from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.deadline import nprobe_for_deadline
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
+from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport, StageTime
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.direct import DirectSearch
+from hybridindex.router.filtered import FilteredSearches
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
@@ -65,10 +68,12 @@ class Engine:
         parts: RouterParts,
         wait_for_loads: WaitForLoads,
         config: RouterConfig,
+        filters: RowFilters,
         listeners: Sequence[Callable[[BatchReport], None]],
     ) -> None:
         """
         Args:
+            filters: what requests' filters were made by.
             wait_for_loads: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
         """
@@ -95,6 +100,8 @@ class Engine:
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._listeners = listeners
+        self._filters = filters
+        self._filtered = FilteredSearches(parts, filters)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts)
         self._numbers = itertools.count(1)
@@ -146,13 +153,15 @@ class Engine:
             self.submit(request)
         return reply.wait()
 
-    def search_directly(self, queries: F32, k: int, nprobe: int, kept: int) -> SearchResult | None:
+    def search_directly(
+        self, queries: F32, k: int, nprobe: int, kept: int, deleted: Deleted | None = None, spare: int = 0
+    ) -> SearchResult | None:
         """Answers a call without a request, on the calling thread, where this concerns nobody else: there is no device,
         nobody listens, and the engine is idle. None: it was not searched; :meth:`run` it.
 
         Args:
             queries: (n, scan_dim) float32, checked and transformed.
-            kept: as of a :class:`hybridindex.router.batch.batch.Request`.
+            kept, deleted, spare: as of a :class:`hybridindex.router.batch.batch.Request`.
 
         Raises:
             Exception: whatever the search failed with.
@@ -160,7 +169,7 @@ class Engine:
         if self._direct is None or self._listeners or not self._take_turn():
             return None
         try:
-            found = self._direct.search(queries, k, nprobe, kept)
+            found = self._direct.search(queries, k, nprobe, kept, deleted, spare)
             if found is not None:
                 next(self._numbers)
             return found
@@ -292,8 +301,35 @@ class Engine:
             n += len(request.queries)
 
     def _execute(self, requests: list[Request]) -> None:
-        lease: Lease | None = None
+        """Never raises; takes the token of one batch."""
+        filtered = [request for request in requests if request.filter is not None]
         slot = _Slot(self._slots)
+        if not filtered:
+            self._execute_batch(requests, slot)
+            return
+        # Devices scan meanwhile.
+        if len(filtered) < len(requests):
+            self._execute_batch([request for request in requests if request.filter is None], slot)
+        else:
+            slot.give_back()
+        for request in filtered:
+            self._execute_filtered(request)
+
+    def _execute_filtered(self, request: Request) -> None:
+        clock = BatchClock()
+        try:
+            n_rows = self._filtered.search(request, clock)
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            if not isinstance(error, DamagedListsError):
+                _log.exception("a search with a filter failed")
+            request.reply.fail(error)
+            return
+        self._tell(
+            [request], clock, clock.times(), n_queries=len(request.queries), nprobe=request.nprobe, candidates=n_rows
+        )
+
+    def _execute_batch(self, requests: list[Request], slot: _Slot) -> None:
+        lease: Lease | None = None
 
         def finished(batch: Batch | None = None) -> None:
             try:
@@ -363,8 +399,7 @@ class Engine:
         split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, len(self._tiers))
         batch.clock.note(SPLIT, quantized_s)
         for number, request in enumerate(requests):
-            if request.on_probes is not None and not request.again:
-                self._tell_probes(request.on_probes, probes[batch.rows_of(number)].copy())
+            request.tell_probes(probes[batch.rows_of(number)])
         self._count(requests, split)
         if len(list_device) > nlist and self._any_rows(list_device):
             # Takes the batch, which it would else keep alive in a circle.
@@ -389,7 +424,21 @@ class Engine:
         return known[1]
 
     def _batch_of(self, requests: list[Request]) -> Batch:
-        return Batch(tuple(requests), keep_max=self._keep_max, integrity=self._integrity, reranker=self._reranker)
+        return Batch(
+            tuple(requests),
+            keep_max=self._keep_max,
+            integrity=self._integrity,
+            on_short=self._search_what_is_left,
+            reranker=self._reranker,
+        )
+
+    def _search_what_is_left(self, request: Request) -> None:
+        """Queues a request of whose nearest rows too many were deleted, to compare the others. Never raises."""
+        try:
+            request.filter, request.again = self._filters.make(None, None), True
+            self.submit(request)
+        except Exception as error:  # noqa: BLE001 - handed to who waits
+            request.reply.fail(error)
 
     def _refuse_damaged(
         self,
@@ -456,12 +505,6 @@ class Engine:
         on_host = (probes >= 0) & (list_device[probes] < 0)
         return np.where(on_host, self._work_of_probe[probes], 0)
 
-    def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
-        try:
-            on_probes(probes)
-        except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
-            _log.exception("an on_probes callback raised")
-
     def _limit_probes(self, batch: Batch, probes: I64, list_device: npt.NDArray[np.int16]) -> None:
         """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
         for number, request in enumerate(batch.requests):
@@ -523,7 +566,6 @@ class Engine:
         if self._tiers:  # else nobody asks
             for n_candidates, seconds in clock.host_reranks:
                 self._rerank_pace.observe(n_candidates, seconds)
-        queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
         if batch.candidates:
             self._stats.add(
                 candidates=batch.candidates,
@@ -531,6 +573,23 @@ class Engine:
                 device_fallbacks=batch.rerank_fallbacks,
                 row_pages=0 if self._codes is None or self._codes.on_disk is None else self._codes.on_disk.take_pages(),
             )
+        self._tell(
+            requests, clock, times, n_queries=len(batch), nprobe=batch.nprobe, candidates=batch.candidates, again=again
+        )
+
+    def _tell(
+        self,
+        requests: Sequence[Request],
+        clock: BatchClock,
+        times: Sequence[tuple[str, float, float, float]],
+        *,
+        n_queries: int,
+        nprobe: int,
+        candidates: int,
+        again: Sequence[Request] = (),
+    ) -> None:
+        """Sums the stages of a batch that has ended, and tells who listens. Never raises."""
+        queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
         self._stats.add_stages(queue_s, times)
         own = [r.on_batch for r in requests if r.on_batch is not None and r not in again]
         told = [*self._listeners, *own]
@@ -540,10 +599,10 @@ class Engine:
         report = BatchReport(
             number=number,
             n_requests=len(requests),
-            n_queries=len(batch),
+            n_queries=n_queries,
             k=max(r.params.k for r in requests),
-            nprobe=batch.nprobe,
-            candidates=batch.candidates,
+            nprobe=nprobe,
+            candidates=candidates,
             started_s=clock.started_s,
             queue_s=queue_s,
             stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=busy) for s, a, b, busy in times),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
 from hybridindex.errors import InvalidInputError, RouterError
+from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.partitioner.decision import refuse_infeasible
@@ -140,7 +141,8 @@ class Router(OfOneProcess):
             self._lookahead = Lookahead(parts, cache, self._wait_for_loads, config.lookahead_queue_bytes)
             undo.callback(self._lookahead.close)
             self._placement = Placement(plan, parts, self._lookahead, opening, config)
-            self._engine = Engine(parts, self._wait_for_loads, config, self.on_batch)
+            filters = RowFilters(index)
+            self._engine = Engine(parts, self._wait_for_loads, config, filters, self.on_batch)
             undo.pop_all()
         self._searcher = Searcher(
             index,
@@ -149,6 +151,7 @@ class Router(OfOneProcess):
             self._wait_for_loads,
             wait_for_lists=config.wait_for_lists,
             candidates=self._candidates,
+            filters=filters,
         )
         if index.rabitq is not None:
             _log.info("%s is searched by %s", index.path, self.precision)
@@ -230,6 +233,10 @@ class Router(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
     ) -> SearchResult:
         """The k nearest vectors of each query among its ``nprobe`` nearest lists.
 
@@ -241,15 +248,29 @@ class Router(OfOneProcess):
                 ``min_nprobe``; without a deadline nprobe is never lowered.
             candidates: of a search by codes, rows that are compared exactly, k at least; default the configuration's.
                 Of no effect where rows are scanned.
+            allow_ids: (m,) integers, the ids that may be answered; default all. Ids that are not there change nothing.
+            deny_ids: (m,) integers, ids that may not be answered.
+            where: a condition on attributes, as ``lang = 'en' AND year >= 2020``. With any of the three, rows are
+                compared exactly, on the host, of as many lists as hold as many of the rows that are left as ``nprobe``
+                lists have rows; see :mod:`hybridindex.tiers.host.filtered_scanner`.
+            row_filter: instead of them, what :meth:`filter` made of them, for many searches with the same ids.
 
         Raises:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
         """
-        return self._searcher.search(
-            queries,
-            SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates),
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
         )
+        return self._searcher.search(queries, params)
 
     async def asearch(
         self,
@@ -260,10 +281,24 @@ class Router(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`search` for asyncio; concurrent calls share batches. ``on_batch``: as :meth:`submit`."""
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
+        )
         reply = LoopReply(self._searcher.mailboxes.of_running_loop())
         self._searcher.submit(reply, queries, params, on_batch=on_batch)
         return await reply.future
@@ -277,6 +312,10 @@ class Router(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
         on_probes: Callable[[I64], None] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
@@ -286,10 +325,34 @@ class Router(OfOneProcess):
         ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer. A call
         with very many candidates is divided, and both are told of each part, in the order of the queries.
         """
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
+        )
         reply = FutureReply()
         self._searcher.submit(reply, queries, params, on_probes=on_probes, on_batch=on_batch)
         return reply.future
+
+    def filter(self, *, allow_ids: Any = None, deny_ids: Any = None, where: str | None = None) -> RowFilter:
+        """A filter for many searches, which then pay for no look-up of its ids.
+
+        Args:
+            allow_ids: (m,) integers, the ids that may be answered; default all.
+            deny_ids: (m,) integers, ids that may not be answered.
+            where: a condition on attributes, as ``lang = 'en' AND year >= 2020``; default none.
+
+        Raises:
+            InvalidInputError: they are no integers, or the condition is none.
+            MissingDependencyError: what reads attributes is not installed.
+        """
+        return self._searcher.filter(SearchParams(allow_ids=allow_ids, deny_ids=deny_ids, where=where))
 
     def width(self, k: int, nprobe: int | None, candidates: int | None = None) -> int:
         """Entries of the largest array that each query of such a search takes; callers with many queries divide them by

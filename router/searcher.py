@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_count
+from hybridindex.config import MAX_BATCH_QUERIES, MAX_CANDIDATES, MAX_K, SearchParams, check_count
 from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
+from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.log.deleted import Deleted
 from hybridindex.router.batch.batch import BlockingReply, Reply, Request
 from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
@@ -32,6 +34,11 @@ class _Call(NamedTuple):
     kept: int
     #: Most queries of one request.
     at_once: int
+    #: Which rows may be answered; None: all.
+    filter: RowFilter | None = None
+    #: As of a :class:`hybridindex.router.batch.batch.Request`.
+    deleted: Deleted | None = None
+    spare: int = 0
 
 
 class Searcher:
@@ -46,11 +53,13 @@ class Searcher:
         *,
         wait_for_lists: bool,
         candidates: CandidateCount | None,
+        filters: RowFilters,
     ) -> None:
         """
         Args:
             wait_for_lists: as :class:`hybridindex.config.RouterConfig` says.
             candidates: of searches by codes; None: rows are scanned.
+            filters: makes those of the index.
         """
         self._index = index
         self._engine = engine
@@ -58,6 +67,7 @@ class Searcher:
         self._wait_for_loads = wait_for_loads
         self._wait_for_lists = wait_for_lists
         self._candidates = candidates
+        self._filters = filters
         self.mailboxes = Mailboxes()
         #: The router is closed, or about to be.
         self.closed = False
@@ -74,8 +84,11 @@ class Searcher:
         called_s = time.monotonic()
         # No copy of the queries: the caller waits, and its buffer with it.
         call = self._check(queries, params, own=False)
-        if on_probes is None and params.deadline_ms is None and len(call.queries) <= call.at_once:
-            found = self._engine.search_directly(call.queries, params.k, call.nprobe, call.kept)
+        plain = on_probes is None and params.deadline_ms is None and call.filter is None
+        if plain and len(call.queries) <= call.at_once:
+            found = self._engine.search_directly(
+                call.queries, params.k, call.nprobe, call.kept, call.deleted, call.spare
+            )
             if found is not None:
                 return found
         self.refuse_own_threads("search")
@@ -109,10 +122,24 @@ class Searcher:
         params.check_index(self._index.nlist)
         prepared = self.prepare(queries, own=own)
         nprobe = self.nprobe if params.nprobe is None else params.nprobe
+        wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
+        if params.names_rows:
+            wanted = self.filter(params)
+        deleted, spare = self._index.rows.deleted.current(), 0
+        if wanted is None and deleted is not None:
+            spare = deleted.spare(params.k, self._index.count)
+            if params.k + spare > MAX_K:  # more than scans answer
+                wanted = self._filters.make(None, None)
+        if wanted is not None:  # rows are compared exactly, in any case
+            return _Call(prepared, nprobe, params.k, len(prepared), wanted)
         if self._candidates is None:
-            return _Call(prepared, nprobe, params.k, len(prepared))
-        kept = self._candidates.of(params.k, nprobe, params.candidates)
-        return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept))
+            return _Call(prepared, nprobe, params.k + spare, len(prepared), None, deleted, spare)
+        kept = min(self._candidates.of(params.k, nprobe, params.candidates) + spare, MAX_CANDIDATES)
+        return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept), None, deleted, spare)
+
+    def filter(self, params: SearchParams) -> RowFilter:
+        """Of what ``params`` allow and deny."""
+        return self._filters.make(params.allow_ids, params.deny_ids, params.where)
 
     def _requests(
         self,
@@ -138,6 +165,9 @@ class Searcher:
                     params=params,
                     nprobe=call.nprobe,
                     kept=call.kept,
+                    filter=call.filter,
+                    deleted=call.deleted,
+                    spare=call.spare,
                     reply=reply if divided is None else divided.part(rows),
                     # Parts are searched one after the other: each has its share of the time.
                     deadline_s=None if params.deadline_ms is None else called_s + limit_s * rows.stop / n,

@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridindex.config import SearchParams, check_bytes
 from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
@@ -168,6 +169,10 @@ class Session(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use.
 
@@ -175,7 +180,17 @@ class Session(OfOneProcess):
         predicted to take in all; a deadline is heeded.
         """
         self._check_open()
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
+        )
         result = self._searcher.search(queries, params, self._note_probes, may_wait=self._may_wait())
         self._note_result(result)
         return result
@@ -189,6 +204,10 @@ class Session(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting, as :meth:`hybridindex.router.Router.submit`.
@@ -201,7 +220,17 @@ class Session(OfOneProcess):
             RouterClosedError: the session or its router is closed.
         """
         reply = FutureReply(self._note_result)
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
+        )
         self._submit(reply, queries, params, on_batch)
         return reply.future
 
@@ -214,11 +243,25 @@ class Session(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
+        row_filter: RowFilter | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`submit` for asyncio; raises what it raises."""
         reply = LoopReply(self._searcher.mailboxes.of_running_loop(), self._note_result)
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
+        params = SearchParams(
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
+            row_filter=row_filter,
+        )
         self._submit(reply, queries, params, on_batch)
         return await reply.future
 

@@ -20,7 +20,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 #: Template -> document.
 DOCUMENTS = {
     "README.md": ROOT / "README.md",
-    **{f"{name}.md": ROOT / "docs" / f"{name}.md" for name in ("compressed", "numbers", "performance", "reproduction")},
+    **{
+        f"{name}.md": ROOT / "docs" / f"{name}.md"
+        for name in ("compressed", "filters", "numbers", "performance", "reproduction")
+    },
 }
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "emit",
     "exit_code_of",
     "fail",
+    "load_ids",
     "load_npy",
     "parse_bytes",
     "readable_bytes",
@@ -168,6 +169,27 @@ def readable_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def load_ids(path: Path, what: str) -> np.ndarray[Any, Any]:
+    """Ids in a ``.npy`` file, or one on each line of a text.
+
+    Raises:
+        InvalidInputError: missing, unreadable, or a line that is no integer.
+    """
+    if path.suffix.lower() == ".npy":
+        return load_npy(path, what)
+    try:
+        lines = filesystem.read_text(path).split("\n")
+    except (errors.FileError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{what}: {error}; expected a .npy file, or a text with an id on each line") from error
+    ids = []
+    for number, line in enumerate(lines, 1):
+        try:
+            ids += [int(line)] if line.strip() else []
+        except ValueError:
+            raise InvalidInputError(f"{what}: line {number} of {path} is {line[:40]!r}; expected an integer") from None
+    return np.array(ids)
 
 
 def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:

@@ -96,10 +96,22 @@ class AsyncClient(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int | None = None,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
         asked = messages.search_call(
-            queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates
+            queries,
+            None,
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
         )
         return await self._send(asked)
 
@@ -217,6 +229,9 @@ class AsyncRemoteSession(OfOneProcess):
         deadline_ms: float | None = None,
         min_nprobe: int | None = None,
         candidates: int | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
     ) -> SearchResult:
         """As :meth:`AsyncClient.search`, within the session."""
         asked = messages.search_call(
@@ -227,6 +242,9 @@ class AsyncRemoteSession(OfOneProcess):
             deadline_ms=deadline_ms,
             min_nprobe=min_nprobe,
             candidates=candidates,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
         )
         return await self._client._send(asked)
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.config import check_ids
 from hybridindex.errors import (
     AccessDeniedError,
     DamagedListsError,
@@ -30,7 +31,7 @@ from hybridindex.errors import (
     ServiceError,
     UnknownSessionError,
 )
-from hybridindex.types import SearchResult
+from hybridindex.types import F32, SearchResult
 
 __all__ = [
     "Address",
@@ -54,6 +55,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: Options of a search that a query string is too short for, and the longest condition that it is not.
+_ID_LISTS = ("allow_ids", "deny_ids")
+_LONG_WHERE = 1024
 
 #: Errors of problems that their status does not tell apart. None is an OverloadedError: asking again soon is no use.
 _NAMED: dict[str, type[HybridIndexError]] = {
@@ -215,14 +220,28 @@ def _queries_call(path: str, queries: Any, options: Mapping[str, Any], read: Cal
     )
 
 
+def _in_json(call: Call[T], rows: F32, lists: Mapping[str, list[int]]) -> Call[T]:
+    """The same with its options in the body, for what a query string is too short for."""
+    given = {name: value for name, value in call.params.items() if name not in ("n", "d")}
+    try:
+        body = json.dumps({"queries": rows.tolist(), **given, **lists}, allow_nan=False)
+    except ValueError:
+        raise InvalidInputError("queries hold NaN or infinity; expected finite numbers") from None
+    headers = {**call.headers, "content-type": "application/json"}
+    return replace(call, params={}, content=body.encode(), headers=headers)
+
+
 def search_call(queries: Any, session: str | None, **options: Any) -> Call[SearchResult]:
     """``queries``: (d,) or (n, d) float32.
 
     Raises:
-        InvalidInputError: ``queries`` is something else.
+        InvalidInputError: ``queries`` is something else, or ids are no integers.
     """
     path = "/v1/search" if session is None else f"{_path_of(session)}/search"
-    return _queries_call(path, queries, options, result_of)
+    lists = {name: check_ids(name, ids).tolist() for name in _ID_LISTS if (ids := options.pop(name, None)) is not None}
+    call = _queries_call(path, queries, options, result_of)
+    long = len(options.get("where") or "") > _LONG_WHERE
+    return _in_json(call, np.atleast_2d(queries), lists) if lists or long else call
 
 
 def lookahead_call(drafts: Any, session: str, **options: Any) -> Call[None]:

@@ -44,10 +44,12 @@ _CHUNK_BYTES = 8 << 20
 class File(io.FileIO):
     """An open file without a buffer, every call of which is seen. Read and written in order, or written by position."""
 
-    def __init__(self, path: StrPath, mode: Literal["r", "w", "a", "x", "w+"], *, permissions: int = 0o666) -> None:
+    def __init__(
+        self, path: StrPath, mode: Literal["r", "r+", "w", "a", "x", "w+"], *, permissions: int = 0o666
+    ) -> None:
         """``permissions``: of a new file, less the process's mask."""
         self._path = os.fspath(path)
-        with performing("open" if mode in ("r", "a") else "create", path):
+        with performing("open" if mode in ("r", "r+", "a") else "create", path):
             super().__init__(self._path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
 
     def readinto(self, buffer: Any, /) -> int | None:
@@ -92,6 +94,11 @@ class File(io.FileIO):
                 except OSError as error:
                     if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                         raise
+            os.ftruncate(self.fileno(), nbytes)
+
+    def cut(self, nbytes: int) -> None:
+        """Leaves the first bytes alone."""
+        with performing("truncate", self._path):
             os.ftruncate(self.fileno(), nbytes)
 
     def close(self) -> None:

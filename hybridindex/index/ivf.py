@@ -13,6 +13,7 @@ import numpy as np
 
 from hybridindex.config import check_count
 from hybridindex.errors import IndexFormatError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index.attributes.stored import StoredAttributes
 from hybridindex.index.coarse import CoarseQuantizer
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec, pq_shape
 from hybridindex.index.faiss_model import (
@@ -25,6 +26,7 @@ from hybridindex.index.faiss_model import (
     require_faiss,
 )
 from hybridindex.index.integrity import Integrity
+from hybridindex.index.log.deleted import DeletedIds
 from hybridindex.index.pq.distances import page_rows
 from hybridindex.index.pq.form import BLOCK_ROWS, PqForm
 from hybridindex.index.rabitq.codes import RabitqCodes, say_unusable
@@ -71,14 +73,20 @@ class IVFIndex:
         data: U8,
         model_bytes: U8,
         integrity: Integrity,
+        deleted: DeletedIds,
     ) -> None:
         """Made by :func:`hybridindex.index.opening.open_index`, which has checked all parts."""
         #: Which lists are damaged now.
         self.integrity = integrity
+        #: Which ids were deleted.
+        self.deleted = deleted
         #: Codes beside the rows; None where there are none.
         self.rabitq: RabitqCodes | None = None
         #: Why there are none although their files are there; else empty.
         self.rabitq_problem = ""
+        #: Attributes of the rows; None where there are none, and why although there should be.
+        self.attributes: StoredAttributes | None = None
+        self.attributes_problem = ""
         #: The index directory.
         self.path = path
         self.manifest = manifest
@@ -474,6 +482,7 @@ class CodedIndex(IVFIndex):
         self._rows = rows
         self.codes = codes
         self.integrity = rows.integrity
+        self.deleted = rows.deleted
         self.rabitq = codes
         self.rabitq_problem = ""
         self.path = rows.path

@@ -14,9 +14,11 @@ import numpy as np
 
 from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, FileError, IndexFormatError, InvalidInputError, NotWritableError
+from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model, map_lists, require_faiss
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.log.deleted import DeletedIds
 from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
@@ -197,12 +199,14 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
         raise unreadable(error, generation) from error
     except (RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
-    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity)
+    deleted = DeletedIds(generation, manifest.files[LISTS_FILE].xxh3_128, keep_max=manifest.metric == "ip")
+    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, deleted)
     if manifest.layout == "blocks16":
         return _converted(index)
     index.rabitq, index.rabitq_problem = find_codes(
         generation, manifest, index.list_sizes, lambda: centroids_of(model.ivf), whole=verify == "full"
     )
+    index.attributes, index.attributes_problem = find_attributes(generation, manifest)
     return index
 
 

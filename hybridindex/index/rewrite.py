@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from hybridindex.errors import CorruptIndexError, InvalidInputError
+from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index.log.delete_log import render_log
 from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.storage.layout import Layout, element_bytes
 from hybridindex.index.storage.lists import repack
-from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, Manifest
+from hybridindex.index.storage.manifest import DELETE_LOG, LISTS_FILE, MODEL_FILE, Manifest
 from hybridindex.types import U8
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
                 element=element,
                 progress=lambda done: progress("pack", done, index.nlist),
             )
+    if (deleted := index.deleted.current()) is not None:
+        if layout != manifest.layout:
+            raise UnsupportedIndexError(
+                f"{len(deleted.ids)} ids of {index.path} were deleted; a copy in layout {layout!r} would have them"
+            )
+        writer.open_file(DELETE_LOG).append(render_log(manifest.files[LISTS_FILE].xxh3_128, deleted.ids))
     spec = dataclasses.replace(manifest, layout=layout)
     return commit_generation(writer, lists, table, spec, fingerprint=manifest.fingerprint, progress=progress)
 

@@ -62,6 +62,7 @@ _log = logging.getLogger(__name__)
 
 #: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
+_FILTERS = {"allow_ids", "deny_ids", "where"}
 #: Queries times their nprobe, k or candidates in one turn of a large request: others wait for no more than a turn.
 _TURN_CELLS = 1 << 17
 #: A query of more cells counts as several: as many turns share the router as there are small searches.
@@ -254,6 +255,7 @@ class Service(OfOneProcess):
             options: dict[str, Any] = {}
             if request.candidates is not None:
                 options["candidates"] = request.candidates
+            options |= request.row_filter
             if trace is not None:
                 trace.admitted()
                 options["on_batch"] = trace.on_batch
@@ -292,22 +294,25 @@ class Service(OfOneProcess):
                 lowered=nprobe < asked,
             ),
             serving.refresher,
+            filtered=bool(request.row_filter),
         )
         return result
 
     async def _run(
         self, queries: F32, k: int, nprobe: int, options: dict[str, Any], searched: Router | Session
     ) -> SearchResult:
-        if queries.nbytes <= _LARGE_BYTES:
+        # Filters are made where they are asked for.
+        if queries.nbytes <= _LARGE_BYTES and not options.keys() & _FILTERS:
             return await searched.asearch(queries, k, nprobe, **options)
         waiting = await asyncio.to_thread(searched.submit, queries, k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
-    def _tell(self, seen: Observation, refresher: Refresher | None) -> None:
+    def _tell(self, seen: Observation, refresher: Refresher | None, *, filtered: bool) -> None:
         try:
             for tell in self.on_search:
                 tell(seen)
-            if refresher is not None:
+            # A search with a filter is the host's alone, and says nothing of what devices should hold.
+            if refresher is not None and not filtered:
                 refresher.observe(seen.queries, seen.latency_s, seen.result.hit_rate)
         except Exception:  # noqa: BLE001 - an observer must not cost a client its answer
             self.n_observer_errors += 1

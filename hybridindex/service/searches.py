@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from hybridindex.router.batch.stages import BatchReport
-from hybridindex.types import F32, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["Observation", "SearchRequest", "SearchTrace", "Traces"]
 
@@ -27,6 +27,17 @@ class SearchRequest:
     min_nprobe: int | None = None
     #: Rows that a search by codes compares exactly.
     candidates: int | None = None
+    #: (m,) int64 ids that may be answered, and that may not; None: all, and none.
+    allow_ids: I64 | None = None
+    deny_ids: I64 | None = None
+    #: A condition on attributes.
+    where: str | None = None
+
+    @property
+    def row_filter(self) -> dict[str, Any]:
+        """What says which rows may be answered; empty: all may."""
+        asked = {"allow_ids": self.allow_ids, "deny_ids": self.deny_ids, "where": self.where}
+        return {name: value for name, value in asked.items() if value is not None}
 
 
 class SearchTrace(Protocol):

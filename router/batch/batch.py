@@ -20,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import SearchParams
+from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.integrity import Integrity
+from hybridindex.index.log.deleted import Deleted
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
@@ -122,6 +124,11 @@ class Request:
     #: Rows that the scan keeps of each query: k, or the candidates of a search by codes.
     kept: int
     reply: Reply
+    #: Which rows may be answered; None: all.
+    filter: RowFilter | None = None
+    #: Ids that are left out of the answer of a batch, which has ``spare`` places more for it; None: none is.
+    deleted: Deleted | None = None
+    spare: int = 0
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
@@ -130,9 +137,24 @@ class Request:
     on_batch: Callable[[BatchReport], None] | None = None
     #: Whether it may wait for lists on their way; asked once.
     may_wait: bool = False
-    #: Searched again, because bytes turned out to be damaged: it is counted once, and told its lists once.
+    #: Searched again, because bytes turned out to be damaged, or too many rows were deleted: it is counted once, and
+    #: told its lists once.
     again: bool = False
     submitted_s: float = field(default_factory=time.perf_counter)
+
+    def tell_probes(self, probes: I64) -> None:
+        """Tells who wants to know which lists (n, p) were probed. Never raises."""
+        if self.on_probes is None or self.again:
+            return
+        try:
+            self.on_probes(probes.copy())
+        except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
+            _log.exception("an on_probes callback raised")
+
+    @property
+    def places(self) -> int:
+        """Of each query's answer, before deleted rows are left out."""
+        return self.params.k + self.spare
 
     @property
     def width(self) -> int:
@@ -159,11 +181,14 @@ class Batch:
         *,
         keep_max: bool,
         integrity: Integrity,
+        on_short: Callable[[Request], None] | None = None,
         reranker: Reranker | None = None,
     ) -> None:
         """To be made before it is asked which lists are in quarantine.
 
         Args:
+            on_short: told a request that has too few rows that were not deleted, and no answer; None: no request leaves
+                out any.
             reranker: where scans answer (estimates, positions) of candidates, whose distances are still to be computed;
                 ``keep_max`` is then of the estimates.
         """
@@ -185,6 +210,7 @@ class Batch:
         self._lock = threading.Lock()
         self._found: tuple[F32, I64] | None = None
         self._reranker = reranker
+        self._on_short = on_short
         #: Candidates that were reranked.
         self.candidates = 0
         #: Where devices hold rows of candidates; None: nowhere. Set before :meth:`begin`.
@@ -287,7 +313,7 @@ class Batch:
     def _settle(self, numbers: list[int], exact: tuple[F32, I64] | None) -> None:
         """Gives the answers of requests; ``exact``: (m, k) distances and ids of their queries, one request after the
         other, of a search by codes."""
-        n_exact = 0
+        n_exact, answered = 0, []
         for number in numbers:
             request, (distances, ids) = self.requests[number], exact or self._best()
             nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
@@ -297,12 +323,20 @@ class Batch:
                     own = slice(n_exact, n_exact + len(request.queries))
                     n_exact = own.stop
                 # Copies: views would keep the whole batch alive.
-                k = request.params.k
+                k = request.places
                 distances, ids = distances[own, :k].copy(), ids[own, :k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
+            if request.deleted is not None:
+                left = request.deleted.leave_out(distances, ids, request.params.k)
+                if left is None:
+                    assert self._on_short is not None
+                    self._on_short(request)
+                    continue
+                distances, ids = left
+            answered.append(request)
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
-        for number in numbers:
-            self.requests[number].reply.announce()
+        for request in answered:
+            request.reply.announce()
 
     def _rerank(self, reranker: Reranker, numbers: list[int]) -> None:
         """Computes the answers of requests from their candidates, all together, and gives them, maybe later from a
@@ -318,7 +352,7 @@ class Batch:
                     positions[self.rows_of(number), self.requests[number].kept :] = -1
                 rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
                 positions, queries = positions[rows], queries[rows]
-            k = max(request.params.k for request in self.requests)
+            k = max(request.places for request in self.requests)
             n_candidates = int(np.count_nonzero(positions >= 0))
 
             def done(comparison: Comparison) -> None:

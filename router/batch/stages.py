@@ -27,7 +27,7 @@ __all__ = [
 QUEUE = "queue"
 #: Waits of sessions' searches for lists on their way: of no batch.
 LOOKAHEAD_WAIT = "lookahead_wait"
-#: Coarse quantization of the batch.
+#: Coarse quantization of the batch; with a filter, the choice of lists.
 COARSE = "coarse"
 #: Deadlines, of searches by codes the products with centroids, and the probe split.
 SPLIT = "split"
@@ -35,7 +35,7 @@ SPLIT = "split"
 HOST_SCAN = "host_scan"
 #: Merges of all parts. Devices scan as stages of their own: :func:`device_scan`.
 MERGE = "merge"
-#: Exact distances of candidates, of searches by codes.
+#: Exact distances: of candidates, of searches by codes; of the rows that a filter leaves.
 RERANK = "rerank"
 
 
@@ -66,7 +66,7 @@ class BatchReport:
     #: Largest of its requests.
     k: int
     nprobe: int
-    #: Rows that were compared exactly, of searches by codes.
+    #: Rows that were compared exactly, of searches by codes or with a filter.
     candidates: int
     #: When it left the queue.
     started_s: float

@@ -26,6 +26,9 @@ class RouterStats:
     device_fallbacks: int = 0
     #: Requests whose nprobe a deadline lowered.
     nprobe_lowered: int = 0
+    #: Requests with a filter, and rows that were compared for them, exactly and on the host.
+    filtered_requests: int = 0
+    filtered_rows: int = 0
     #: Rows that searches by codes compared exactly.
     candidates: int = 0
     #: Of these: with rows that a device holds beside codes, there.
@@ -84,6 +87,8 @@ _LOAD = (
     "host_work_bytes",
     "device_work_bytes",
     "nprobe_lowered",
+    "filtered_requests",
+    "filtered_rows",
     "candidates",
     "device_candidates",
     "row_pages",

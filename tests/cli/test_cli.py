@@ -174,6 +174,50 @@ def test_search_writes_arrays(cli, planned, files, tmp_path):
         assert found["ids"].shape == (40, 10)
 
 
+def test_search_takes_ids_from_files(cli, planned, files, tmp_path):
+    np.save(tmp_path / "some.npy", np.arange(0, 1000, 5))
+    (tmp_path / "some.txt").write_text("\n".join(map(str, range(0, 1000, 5))) + "\n\n")
+    (tmp_path / "none.txt").write_text("")
+    words = ("search", planned, "-q", files / "test.npy", "--json")
+    by_array, by_text = (cli(*words, "--allow-ids", tmp_path / name).json for name in ("some.npy", "some.txt"))
+    assert by_array["ids"] == by_text["ids"]
+    found = np.array(by_array["ids"])
+    assert (found[found >= 0] % 5 == 0).all()
+    denied = np.array(cli(*words, "--deny-ids", tmp_path / "some.npy").json["ids"])
+    assert (denied % 5 != 0)[denied < 1000].all()
+    assert (np.array(cli(*words, "--allow-ids", tmp_path / "none.txt").json["ids"]) == -1).all()
+
+
+def test_attributes_are_given_searched_and_removed(cli, planned, files, tmp_path):
+    rows = [{"doc": i, "year": 1980 + i % 40, "lang": ["en", "de"][i % 2]} for i in range(500)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = cli("attributes", planned, tmp_path / "rows.jsonl", "--id-column", "doc", "--json").json
+    assert given["attributes"] == {"year": "int", "lang": "string"}
+    assert given["rows"] == 500
+    assert "lang" in cli("attributes", planned, tmp_path / "rows.jsonl", "--id-column", "doc").out
+    words = ("search", planned, "-q", files / "test.npy", "--plan", "none", "--json")
+    found = np.array(cli(*words, "--where", "lang = 'de' AND year < 2000").json["ids"])
+    assert (found % 2 == 1)[found >= 0].all()
+    assert (found % 40 < 20)[found >= 0].all()
+    assert found.max() < 500
+    said = cli("verify", planned, "--json").json
+    assert (said["attributes"], said["attributes_problem"]) == ({"year": "int", "lang": "string"}, None)
+    assert "year (int), lang (string)" in cli("verify", planned).out
+    refused = cli("attributes", planned, tmp_path / "rows.jsonl", "--id-column", "id")
+    assert (refused.code, "expected one of doc, year, lang" in refused.err) == (ExitCode.BAD_INPUT, True)
+    refused = cli(*words, "--where", "lang = de")
+    assert (refused.code, "texts stand in single quotes" in refused.err) == (ExitCode.BAD_INPUT, True)
+    file = next(planned.glob("gen-*/attributes-*.arrow"))
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    refused = cli("verify", planned)
+    assert (refused.code, "the attributes cannot be used" in refused.out) == (ExitCode.BAD_INDEX, True)
+    assert cli("attributes", planned, "--remove", "--json").json["removed_bytes"] > 0
+    assert cli("verify", planned, "--json").json["attributes"] is None
+    assert cli("attributes", planned).code == ExitCode.BAD_INPUT
+
+
 def test_doctor_says_what_is_here(cli):
     answer = cli("doctor", "--json")
     assert answer.code == 0
@@ -189,6 +233,9 @@ def test_doctor_says_what_is_here(cli):
         (["verify", "{tmp}/nothing"], ExitCode.BAD_INPUT, "nothing"),
         (["search", "{idx}", "-q", "{tmp}/none.npy"], ExitCode.BAD_INPUT, "does not exist"),
         (["search", "{idx}", "-q", "{tmp}/text.npy"], ExitCode.BAD_INPUT, "not a readable .npy"),
+        (["search", "{idx}", "-q", "{test}", "--allow-ids", "{tmp}/none.txt"], ExitCode.BAD_INPUT, "--allow-ids"),
+        (["search", "{idx}", "-q", "{test}", "--deny-ids", "{tmp}/words.txt"], ExitCode.BAD_INPUT, "line 2 of"),
+        (["search", "{idx}", "-q", "{test}", "--deny-ids", "{test}"], ExitCode.BAD_INPUT, "deny_ids is a "),
         (["search", "{idx}", "-q", "{test}", "-k", "0"], ExitCode.USAGE, "-k"),
         (["search", "{idx}", "-q", "{test}", "-k", "5000"], ExitCode.BAD_INPUT, "k is 5000"),
         (["search", "{idx}", "-q", "{test}", "--nprobe", "9999"], ExitCode.BAD_INPUT, "nprobe is 9999"),
@@ -212,6 +259,7 @@ def test_doctor_says_what_is_here(cli):
 )
 def test_bad_input_gives_one_clear_error(cli, planned, files, tmp_path, words, code, message):
     (tmp_path / "text.npy").write_text("this is no array")
+    (tmp_path / "words.txt").write_text("7\nseven\n")
     names = {"tmp": tmp_path, "idx": planned, "test": files / "test.npy"}
     answer = cli(*(w.format(**names) for w in words))
     assert answer.code == code, answer.err

@@ -57,7 +57,7 @@ ABOVE = {"cli", "__main__", "old_paths"}
 #: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
 #: that have no entry of their own.
 ORDER = {
-    "index": ("storage", "pq", "rabitq", "inputs", ".", "faiss_files"),
+    "index": ("storage", "pq", "rabitq", "attributes", "log", "inputs", ".", "filters", "changes", "faiss_files"),
     "tiers": ("contract", "host", "paged", "shard", "."),
     "router": ("batch", "lookahead", "devices", "."),
     "partitioner": ("models", "."),

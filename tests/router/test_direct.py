@@ -36,8 +36,8 @@ def direct(monkeypatch):
     seen = []
     search = DirectSearch.search
 
-    def noted(self, queries, k, nprobe, kept):
-        found = search(self, queries, k, nprobe, kept)
+    def noted(self, queries, *given):
+        found = search(self, queries, *given)
         if found is not None:
             seen.append(len(queries))
         return found

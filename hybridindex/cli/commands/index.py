@@ -1,4 +1,4 @@
-"""Commands that make or check an index: build, import, compress, export, verify; then rollback and gc."""
+"""Commands that make, change or check an index: build, import, compress, attributes, delete, verify and others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from rich.table import Table
 import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.api import STORE_FILE
-from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_ids, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json, StoreUrl
-from hybridindex.errors import FileError, InvalidInputError, StoreError, StoreLockedError, StoreVersionError
+from hybridindex.errors import (
+    FileError,
+    HybridIndexError,
+    InvalidInputError,
+    StoreError,
+    StoreLockedError,
+    StoreVersionError,
+)
 from hybridindex.index import previous_generation, read_manifest
+from hybridindex.index.attributes.columns import read_table
 from hybridindex.index.compress import check_asked
 from hybridindex.index.rabitq.spec import CandidateTable
 from hybridindex.service.daemon_address import find_daemon
@@ -68,6 +76,7 @@ def describe(index: hx.Index) -> dict[str, Any]:
         "fingerprint": index.fingerprint,
         "generation": index.ivf.generation,
         "count": index.count,
+        "deleted": index.n_deleted or None,
         "dim": index.dim,
         "metric": index.metric,
         "codec": index.codec,
@@ -80,6 +89,8 @@ def describe(index: hx.Index) -> dict[str, Any]:
         "rabitq_bits": None if codes is None else codes.spec.bits,
         "rabitq_bytes": None if codes is None else codes.spec.file_bytes,
         "rabitq_problem": index.ivf.rabitq_problem or None,
+        "attributes": index.attributes or None,
+        "attributes_problem": index.ivf.attributes_problem or None,
     }
 
 
@@ -88,9 +99,22 @@ def index_table(facts: dict[str, Any], title: str) -> Table:
     for name, value in facts.items():
         if value is None:
             continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} ({kind})" for key, kind in value.items())
         shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
     return table
+
+
+def _attribute_problem(opened: hx.Index) -> str | None:
+    """Why attributes that there should be cannot be used, after reading all of them."""
+    stored = opened.ivf.attributes
+    try:
+        if stored is not None:
+            stored.check()
+    except HybridIndexError as error:
+        return str(error)
+    return opened.ivf.attributes_problem or None
 
 
 def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str], str | None]:
@@ -295,6 +319,66 @@ def register(app: typer.Typer) -> None:
         _say_codes_changed(index, "it takes up the codes at")
 
     @app.command()
+    def attributes(
+        ctx: typer.Context,
+        index: IndexPath,
+        table: Annotated[
+            Path | None,
+            typer.Argument(
+                metavar="FILE", show_default=False, help="Parquet, Arrow, Feather, CSV or JSON lines: a row an id."
+            ),
+        ] = None,
+        id_column: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Column of the ids; default the rows are counted from 0.")
+        ] = None,
+        remove: Annotated[bool, typer.Option("--remove", help="Remove the attributes.")] = False,
+        json: Json = False,
+    ) -> None:
+        """Give the rows of an index attributes that conditions of searches (--where) may name; earlier ones go."""
+        if remove:
+            _refuse_beside_remove(ctx, ("table", "id_column"))
+            with hx.open(index, verify="quick") as opened:
+                removed = opened.remove_attributes()
+            emit({"removed_bytes": removed}, as_json=json, table=f"removed {readable_bytes(removed)} of attributes")
+            return
+        if table is None:
+            raise InvalidInputError("FILE is missing; expected a table, or --remove")
+        given, ids = read_table(table), None
+        if id_column is not None:
+            if id_column not in given.column_names:
+                raise InvalidInputError(
+                    f"--id-column is {id_column!r}; expected one of {', '.join(given.column_names)}"
+                )
+            ids = given[id_column].to_numpy()
+            given = given.drop_columns([id_column])
+        with hx.open(index, verify="quick") as opened:
+            opened.set_attributes(given, ids)
+            facts = {"path": index, "count": opened.count, "rows": len(given), "attributes": opened.attributes}
+        shown = Table("attribute", "kind", title=f"{len(given):,} of {facts['count']:,} rows have attributes")
+        for name, kind in facts["attributes"].items():  # type: ignore[attr-defined]
+            shown.add_row(name, kind)
+        emit(facts, as_json=json, table=shown)
+
+    @app.command()
+    def delete(
+        index: IndexPath,
+        ids: Annotated[
+            Path | None,
+            typer.Option("--ids", metavar="FILE", help="A .npy file of integers, or a text with an id on each line."),
+        ] = None,
+        where: Annotated[
+            str | None, typer.Option(help='Or a condition on attributes, as "year < 2019": docs/filters.md.')
+        ] = None,
+        json: Json = False,
+    ) -> None:
+        """Delete rows of an index, for good. A daemon that serves it leaves them out within a second."""
+        given = None if ids is None else load_ids(ids, "--ids")
+        with hx.open(index, verify="quick") as opened:
+            n = opened.delete(given, where=where)
+            facts = {"path": index, "deleted": n, "deleted_in_all": opened.n_deleted, "count": opened.count}
+        emit(facts, as_json=json, table=f"deleted {n:,} ids; {facts['deleted_in_all']:,} of {facts['count']:,} in all")
+
+    @app.command()
     def export(
         index: IndexPath,
         file: Annotated[Path, typer.Argument(metavar="FILE.faiss", show_default=False)],
@@ -311,8 +395,10 @@ def register(app: typer.Typer) -> None:
         """Read everything once, the control store too, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
+            facts["attributes_problem"] = _attribute_problem(opened)
             facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
+        damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
         title = "; ".join(damaged) or "all checksums match"
         payload = {**facts, "store_problems": problems, "ok": not damaged}

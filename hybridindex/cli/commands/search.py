@@ -11,7 +11,7 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex import filesystem
-from hybridindex.cli.console import emit, err, load_npy
+from hybridindex.cli.console import emit, err, load_ids, load_npy
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import choose_plan, open_router
@@ -29,6 +29,21 @@ def register(app: typer.Typer) -> None:
         queries: QueriesPath,
         *,
         asked: SearchOptions,
+        allow_ids: Annotated[
+            Path | None,
+            typer.Option(
+                "--allow-ids",
+                metavar="FILE",
+                help="Ids that may be answered: a .npy file of integers, or a text with one on each line.",
+            ),
+        ] = None,
+        deny_ids: Annotated[
+            Path | None, typer.Option("--deny-ids", metavar="FILE", help="Ids that may not be answered; likewise.")
+        ] = None,
+        where: Annotated[
+            str | None,
+            typer.Option(help="A condition on attributes, as \"lang = 'en' AND year >= 2020\": docs/filters.md."),
+        ] = None,
         output: Annotated[
             Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write ids and distances here.")
         ] = None,
@@ -36,10 +51,14 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Search with the stored plan, or on the host alone."""
         x = load_npy(queries, "--queries")
+        allowed = None if allow_ids is None else load_ids(allow_ids, "--allow-ids")
+        denied = None if deny_ids is None else load_ids(deny_ids, "--deny-ids")
         with hx.open(index) as opened:
             _, plan = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
             with open_router(opened, plan, asked, machine) as router:
-                result = router.search(np.asarray(x), asked.k, asked.nprobe)
+                result = router.search(
+                    np.asarray(x), asked.k, asked.nprobe, allow_ids=allowed, deny_ids=denied, where=where
+                )
                 labels, scanned = [tier.label for tier in router.devices], router.precision
         if output is not None:
             filesystem.write_arrays(output, ids=result.ids, distances=result.distances, nprobe_used=result.nprobe_used)

@@ -30,28 +30,40 @@ _BLOCK = 32
 def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = None) -> None:
     """Write ``file`` so that ``faiss.read_index`` gives the same index, pre-transforms and normalisation included.
 
-    The file appears under its name only when it is complete.
+    The file appears under its name only when it is complete. It has no rows that were deleted.
 
     Raises:
         CorruptIndexError: lists are damaged, or turned out to be while they were read.
-        UnsupportedIndexError: this faiss stores lists in a way we do not know.
+        UnsupportedIndexError: this faiss stores lists in a way we do not know; or rows in blocks were deleted.
         InvalidInputError: ``file`` is a directory, or no name of a file.
         NotWritableError: there is no such directory, or it may not be written to.
         DiskFullError: no room.
     """
     file = as_path(file, "file")
     report = progress or no_progress
-    head = _head(index)
     blocks = index.manifest.layout == "pqfs32"
+    deleted = index.deleted.current()
+    if deleted is not None and blocks:
+        raise UnsupportedIndexError(
+            f"{len(deleted.ids)} ids of {index.path} were deleted; codec {index.codec!r} keeps rows in blocks, where "
+            "none can be left out"
+        )
+    sizes = index.list_sizes
+    if deleted is not None:
+        stays = [~deleted.contains(index.list_ids(each)) for each in range(index.nlist)]
+        sizes = np.array([each.sum() for each in stays], dtype=np.int64)
+    head = _head(index, int(sizes.sum()))
     part = _open_part(file)
     try:
         part.append(head)
         if not blocks:
             part.append(b"full" + struct.pack("<Q", index.nlist))
-            part.append(np.ascontiguousarray(index.list_sizes))
+            part.append(np.ascontiguousarray(sizes))
         with index.integrity.all_whole():
             for list_id in range(index.nlist):
                 codes, ids = index.stored_codes(list_id), index.list_ids(list_id)
+                if deleted is not None:
+                    codes, ids = index.list_codes(list_id)[stays[list_id]], ids[stays[list_id]]
                 if blocks:
                     part.append(struct.pack("<Q", len(ids)))
                     part.append(ids)
@@ -85,14 +97,14 @@ def _open_part(file: Path) -> OutFile:
         raise unusable_path(error, file) from error
 
 
-def _head(index: IVFIndex) -> bytes:
-    """Everything of the faiss file up to the sizes of the lists."""
+def _head(index: IVFIndex, count: int) -> bytes:
+    """Everything of the faiss file of ``count`` rows up to the sizes of the lists."""
     faiss = require_faiss()
     outer: Any = faiss.deserialize_index(np.array(index.mapped_model()))
     ivf = peel(outer)[0].ivf
     empty_lists(ivf)
     ivf.nprobe = index.nprobe
-    ivf.ntotal = outer.ntotal = index.count
+    ivf.ntotal = outer.ntotal = count
     raw: bytes = faiss.serialize_index(outer).tobytes()
     if index.manifest.layout == "pqfs32":
         kept = b"ilbl" + struct.pack("<4Q", index.nlist, int(ivf.invlists.code_size), _BLOCK, _BLOCK * index.code_size)

@@ -40,7 +40,7 @@ from hybridindex.errors import (
     io_cure,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
-from hybridindex.index.storage.manifest import DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
+from hybridindex.index.storage.manifest import DELETE_LOG, DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
 from hybridindex.index.storage.standing import describe_standing, find_daemon
 from hybridindex.processes import lock_file
 
@@ -274,7 +274,7 @@ class GenerationWriter:
 
     def commit(self, manifest: Manifest) -> None:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
-        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE}:
+        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, DELETE_LOG}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))
@@ -438,14 +438,14 @@ def remove_generations(path: Path, but: set[str | None]) -> list[int]:
 
 
 @contextmanager
-def writers_lock(path: Path) -> Iterator[None]:
+def writers_lock(path: Path, *, timeout_s: float = 0) -> Iterator[None]:
     """Held by whoever changes the directory.
 
     Raises:
-        BuildError: another process is writing.
+        BuildError: another process is writing, for ``timeout_s`` already.
     """
     try:
-        with lock_file(path / _LOCK_FILE, timeout_s=0):
+        with lock_file(path / _LOCK_FILE, timeout_s=timeout_s):
             yield
     except Timeout as error:
         raise BuildError(f"another process is writing to {path}; try again when it is done") from error

@@ -8,10 +8,12 @@ vectors have a greatest length.
 from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from hybridindex.config import MAX_CANDIDATES
+from hybridindex.index.attributes.where import MAX_WHERE_CHARACTERS
 from hybridindex.plans.replan import ALL_IN_MEMORY, SOLVE
 from hybridindex.service.config import Limits
 from hybridindex.service.http.wire import (
@@ -34,6 +36,8 @@ __all__ = ["EVENTS", "SERIES", "Body", "Query", "QueryBody", "Requests"]
 _MOST_BYTES = 10**18
 #: With a smaller share of the copy time, lists would move for hours, and block other changes of the plan.
 _LEAST_SHARE = 0.01
+#: In each of the two lists of a search.
+MAX_FILTER_IDS = 1_000_000
 _RAW, _NPY = "application/octet-stream", "application/x-npy"
 #: Rows and columns of the first.
 _SHAPE = frozenset({"n", "d"})
@@ -116,6 +120,8 @@ class QueryBody(Body):
     def __init__(self, kind: Any, example: Mapping[str, Any], limits: Limits, dim: int) -> None:
         super().__init__(kind, {"queries": [[round(0.1 * (i % 10), 1) for i in range(dim)]], **example})
         self._limits, self._dim = limits, dim
+        #: Options that a query string is too short for.
+        self._lists = {name for name, schema in self.options.items() if schema.get("type") == "array"}
         row = {"type": "array", "minItems": dim, "maxItems": dim, "items": {"type": "number"}}
         queries = {
             "description": "One query, or several. Finite in float32, and no longer than 1.58e18.",
@@ -128,7 +134,8 @@ class QueryBody(Body):
             "d": {"const": dim, "type": "integer", "description": "Its columns."},
         }
         beside = [{"name": name, "in": "query", "schema": schema} for name, schema in shape.items()]
-        self.parameters = [{**each, "description": "Binary bodies only."} for each in beside + self.parameters]
+        own = [each for each in self.parameters if each["name"] not in self._lists]
+        self.parameters = [{**each, "description": "Binary bodies only."} for each in beside + own]
         asked = self.document["requestBody"]
         asked["content"] |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (_RAW, _NPY)}
         self.document |= {"parameters": self.parameters, "requestBody": {**asked, "required": True}}
@@ -152,6 +159,8 @@ class QueryBody(Body):
         if content_type not in (_RAW, _NPY):
             words = f"is {short(content_type)}; expected application/json, {_RAW} or {_NPY}"
             raise BodyError("Content-Type", words, 415)
+        for name in self._lists & options.keys():
+            raise BodyError(name, "stands in the query string; expected it in a JSON body, with the queries")
         raw = content_type == _RAW
         given = self.parse_query(options, _SHAPE if raw else frozenset())
         queries = read_raw(body, options, self._limits, self._dim) if raw else read_npy(body, self._limits, self._dim)
@@ -193,6 +202,14 @@ class Requests:
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
             "then."
         )
+        named = f"a list of at most {MAX_FILTER_IDS} integers. JSON bodies only. "
+        allowed = f"{named}Ids that may be answered; default: all. Those that no row has change nothing."
+        denied = f"{named}Ids that may not be answered."
+        condition = (
+            f"a text of at most {MAX_WHERE_CHARACTERS} characters. A condition on attributes that rows have to meet, "
+            "as lang = 'en' AND year >= 2020."
+        )
+        ids = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), _WHOLE]
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 
         @_closed
@@ -202,6 +219,9 @@ class Requests:
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
             min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
             candidates: Annotated[int, _count(MAX_CANDIDATES, compared), _WHOLE]
+            allow_ids: Annotated[list[ids], Field(max_length=MAX_FILTER_IDS, description=allowed)]
+            deny_ids: Annotated[list[ids], Field(max_length=MAX_FILTER_IDS, description=denied)]
+            where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
 
         @_closed
         class Lookahead(TypedDict, total=False):
@@ -246,6 +266,9 @@ class Requests:
     def read_search(self, body: bytes, content_type: str, options: Mapping[str, str]) -> SearchRequest:
         """As :meth:`QueryBody.read`."""
         queries, given = self.search.read(body, content_type, options)
+        for name in ("allow_ids", "deny_ids"):
+            if name in given:
+                given[name] = np.array(given[name], dtype=np.int64)
         asked = SearchRequest(queries=queries, **given)
         if len(queries) * asked.k > self._most_rows:
             words = f"is {asked.k} for {len(queries)} queries; expected at most {self._most_rows} answers in all"

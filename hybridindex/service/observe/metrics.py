@@ -193,6 +193,8 @@ class _Readings(Collector):
             ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
             ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
+            ("filtered_searches", "Requests with a filter.", stats.filtered_requests),
+            ("filtered_rows", "Rows that were compared for them.", stats.filtered_rows),
             ("candidates", "Rows that searches by codes compared exactly.", stats.candidates),
             ("device_candidates", "Of these: with rows that devices hold, there.", stats.device_candidates),
             ("row_pages", "Pages of their rows that were read from disk.", stats.row_pages),

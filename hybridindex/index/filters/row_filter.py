@@ -1,0 +1,196 @@
+"""Filters: a bit for each row of an index, and how many rows of each list it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.index.attributes.stored import StoredAttributes
+from hybridindex.index.attributes.where import matching
+from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
+from hybridindex.index.log.deleted import Deleted
+from hybridindex.types import I64, U8
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["RowFilter", "RowFilters", "ids_of"]
+
+#: Bytes of filters that are kept for searches to come.
+_KEPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowFilter:
+    """Which rows of one index may be answered. Immutable. Made by :meth:`hybridindex.router.Router.filter`."""
+
+    #: (m,) int64 ids that it leaves, None: all; and ids that it does not.
+    allowed: I64 | None
+    denied: I64 | None
+    #: The condition on attributes; None: none. And the digest of the attributes.
+    where: str | None
+    attributes: str
+    #: Of the index.
+    fingerprint: str
+    #: (m,) uint8, a multiple of 8: bit r & 7 of byte r >> 3 is that of row number r; the rest is 0.
+    mask: U8
+    #: (nlist + 1,) int64: number of the first row of each list; :mod:`hybridindex.index.filters.row_numbers`.
+    first: I64
+    #: (nlist,) int64: rows of each list that it leaves; of a list in quarantine, all.
+    counts: I64
+    #: Rows that it leaves.
+    total: int
+    #: Changes of the quarantine (:attr:`hybridindex.index.integrity.Integrity.seen`) when its ids were looked up.
+    seen: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its own."""
+        ids = sum(each.nbytes for each in (self.allowed, self.denied) if each is not None)
+        return self.mask.nbytes + self.counts.nbytes + ids
+
+
+def ids_of(index: IVFIndex, wanted: RowFilter) -> I64:
+    """(total,) int64: ids of the rows that a filter leaves, in the order of the lists."""
+    rows = np.flatnonzero(np.unpackbits(wanted.mask, bitorder="little"))
+    lists = np.searchsorted(wanted.first, rows, "right") - 1
+    return index.rows.ids_at(lists, rows - wanted.first[lists])
+
+
+class RowFilters:
+    """Makes the filters of one index, and keeps those of late, so that the next searches with the same ids pay for a
+    digest of these alone. Thread-safe."""
+
+    def __init__(self, index: IVFIndex) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        #: Changes of the quarantine that kept filters know of.
+        self._seen = 0
+        #: The last answer of :meth:`alive`, and what it was for.
+        self._alive: tuple[Deleted, U8] | None = None
+        #: By a digest of what each was made of that nobody can forge: one client's filter must never serve another's
+        #: ids. The one that was asked for last is the last.
+        self._kept: OrderedDict[bytes, RowFilter] = OrderedDict()
+        self._kept_bytes = 0
+
+    def make(self, allowed: I64 | None, denied: I64 | None, where: str | None = None) -> RowFilter:
+        """The filter that leaves the rows of ``allowed`` ids, all where that is None, without those of ``denied``, as
+        far as the condition ``where`` is true of them; see :mod:`hybridindex.index.attributes.where`.
+
+        Args:
+            allowed, denied: (m,) int64, contiguous, in any order; ids that no row has change nothing. Kept: nobody may
+                write to them any more.
+
+        Raises:
+            InvalidInputError: the condition is none, or the index has no attributes.
+            MissingDependencyError: what reads or computes them is not installed.
+        """
+        stored = None if where is None else self._attributes()
+        digest = hashlib.sha256()
+        for ids in (allowed, denied):
+            digest.update(b"-" if ids is None else len(ids).to_bytes(8, "little"))
+            if ids is not None:
+                digest.update(ids.data)
+        if stored is not None and where is not None:
+            digest.update(f"{stored.spec.file_xxh3_128} {where}".encode())
+        key = digest.digest()
+        numbers, seen = row_numbers(self._index)
+        with self._lock:
+            if seen != self._seen:
+                self._seen = seen
+                self._kept.clear()
+                self._kept_bytes = 0
+            if (known := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return known
+        made = self._make(numbers, allowed, denied, seen, where, stored)
+        with self._lock:
+            if seen == self._seen and key not in self._kept:
+                self._kept[key] = made
+                self._kept_bytes += made.nbytes
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return made
+
+    def renewed(self, wanted: RowFilter) -> RowFilter:
+        """The same filter; or another, where the ids of rows may have turned out to be damaged, or good again, or where
+        attributes were given since."""
+        index = self._index
+        stored = index.rows.attributes
+        same = wanted.where is None or (stored is not None and stored.spec.file_xxh3_128 == wanted.attributes)
+        if wanted.seen == index.integrity.marks[0] and same:
+            return wanted
+        return self.make(wanted.allowed, wanted.denied, wanted.where)
+
+    def _attributes(self) -> StoredAttributes:
+        index = self._index.rows
+        if index.attributes is None:
+            why = index.attributes_problem or "hybridindex attributes INDEX TABLE gives them"
+            raise InvalidInputError(f"where is given, and the index has no attributes: {why}")
+        return index.attributes
+
+    def check(self, wanted: Any) -> RowFilter:
+        """Raises InvalidInputError: ``wanted`` is no filter of this index."""
+        if not isinstance(wanted, RowFilter):
+            raise InvalidInputError(
+                f"row_filter is a {type(wanted).__name__}; expected what Router.filter returned, or None"
+            )
+        mine = self._index.rows.fingerprint
+        if wanted.fingerprint != mine:
+            raise InvalidInputError(
+                f"the filter was made for index {wanted.fingerprint}, this is index {mine}; make it with this router"
+            )
+        return wanted
+
+    def alive(self, deleted: Deleted) -> U8:
+        """The mask of all rows but the deleted ones; kept for the next call."""
+        with self._lock:
+            known = self._alive
+        if known is not None and known[0] is deleted:
+            return known[1]
+        numbers, _ = row_numbers(self._index)
+        left = np.ones(-(-numbers.count // 64) * 64, dtype=np.bool_)
+        left[numbers.of_ids(deleted.ids)] = False
+        mask = np.packbits(left, bitorder="little")
+        with self._lock:
+            self._alive = deleted, mask
+        return mask
+
+    def _make(
+        self,
+        numbers: RowNumbers,
+        allowed: I64 | None,
+        denied: I64 | None,
+        seen: int,
+        where: str | None,
+        stored: StoredAttributes | None,
+    ) -> RowFilter:
+        left = np.zeros(-(-numbers.count // 64) * 64, dtype=np.bool_)
+        left[: numbers.count] = allowed is None
+        if allowed is not None:
+            left[numbers.of_ids(allowed)] = True
+        if denied is not None:
+            left[numbers.of_ids(denied)] = False
+        if stored is not None and where is not None:
+            left[: numbers.count] &= matching(where, stored.columns)
+        for list_id in numbers.unknown.tolist():
+            left[numbers.first[list_id] : numbers.first[list_id + 1]] = True
+        before = np.concatenate([[0], np.cumsum(left, dtype=np.int64)])
+        return RowFilter(
+            allowed=allowed,
+            denied=denied,
+            where=where,
+            attributes="" if stored is None else stored.spec.file_xxh3_128,
+            fingerprint=self._index.rows.fingerprint,
+            mask=np.packbits(left, bitorder="little"),
+            first=numbers.first,
+            counts=np.diff(before[numbers.first]),
+            total=int(before[-1]),
+            seen=seen,
+        )

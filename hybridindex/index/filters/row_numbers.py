@@ -1,0 +1,93 @@
+"""Where the rows of ids are. A row's number: rows count through all lists, one list after the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hybridindex.types import I64
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["RowNumbers", "row_numbers"]
+
+#: Of open indexes, and how many changes of the quarantine they know of.
+_known: WeakKeyDictionary[IVFIndex, tuple[RowNumbers, int]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+#: A table by id has so many places for each row at most; where ids are sparser, they are sorted.
+_PLACES_PER_ROW = 4
+
+
+def row_numbers(index: IVFIndex) -> tuple[RowNumbers, int]:
+    """Those of an open index, kept for it, and the changes of its quarantine that they know of: ids that were read
+    before may have been damaged, or be good again."""
+    index, integrity = index.rows, index.integrity
+    with _making:
+        while True:
+            known = _known.get(index)
+            if known is not None and known[1] == integrity.marks[0]:
+                return known
+            if integrity.marks[0] != integrity.seen:
+                integrity.catch_up()
+            seen = integrity.seen
+            _known[index] = RowNumbers(index), seen
+
+
+class RowNumbers:
+    """Rows of one index by id. Immutable, from any thread. An id may have several rows: imported indexes repeat some.
+
+    Takes 8 to 32 bytes a row.
+    """
+
+    def __init__(self, index: IVFIndex) -> None:
+        """Reads the ids of all rows, but of lists in quarantine."""
+        index = index.rows
+        #: Lists whose ids nobody knows: (m,) int64.
+        self.unknown: I64 = np.array(index.integrity.lists_in_quarantine(), dtype=np.int64)
+        #: (nlist + 1,) int64: number of the first row of each list; the last: how many rows there are.
+        self.first: I64 = np.concatenate([[0], np.cumsum(index.list_sizes)]).astype(np.int64)
+        lists = np.setdiff1d(np.arange(index.nlist), self.unknown).tolist()
+        parts = [index.list_ids(list_id) for list_id in lists]
+        ids: I64 = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        rows = np.arange(self.count)
+        if len(self.unknown):
+            rows = rows[np.repeat(~np.isin(np.arange(index.nlist), self.unknown), index.list_sizes)]
+        #: (largest id + 1,) int64: the row of each id, or -1. Or None, and ids in order beside their rows.
+        self._table: I64 | None = None
+        self._ids = self._rows = np.empty(0, dtype=np.int64)
+        if len(ids) and ids.min() >= 0 and ids.max() < _PLACES_PER_ROW * len(ids):
+            table = np.full(int(ids.max()) + 1, -1, dtype=np.int64)
+            table[ids] = rows
+            if (table[ids] == rows).all():  # else an id has several rows
+                self._table = table
+                return
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._rows = ids[order], rows[order]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self.first[-1])
+
+    def of_ids(self, ids: I64) -> I64:
+        """Numbers of the rows of (m,) int64 ids; ids that no row has are left out."""
+        return self.of_each(ids)[0]
+
+    def of_each(self, ids: I64) -> tuple[I64, I64]:
+        """Numbers of the rows of (m,) int64 ids, one id after the other; and (m + 1,) where those of each begin."""
+        if self._table is not None:
+            rows = np.full(len(ids), -1, dtype=np.int64)
+            known = (ids >= 0) & (ids < len(self._table))
+            rows[known] = self._table[ids[known]]
+            there = rows >= 0
+            return rows[there], np.concatenate([[0], np.cumsum(there)])
+        starts, stops = np.searchsorted(self._ids, ids, "left"), np.searchsorted(self._ids, ids, "right")
+        counts = stops - starts
+        before = np.cumsum(counts) - counts
+        at = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        return self._rows[at], np.concatenate([[0], np.cumsum(counts)])

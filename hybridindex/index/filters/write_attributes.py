@@ -1,0 +1,152 @@
+"""Giving the rows of an index attributes, in the place of earlier ones, safely on disk.
+
+The file is written under a temporary name, synced and renamed; then ``attributes.json``, which is the commit. A crash
+leaves the old attributes or the new ones, and files that the next call removes. The rows are only read.
+"""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex import filesystem
+from hybridindex.config import check_ids
+from hybridindex.errors import BuildError, FileError, InvalidInputError
+from hybridindex.index.attributes.columns import as_attributes, describe, in_row_order, need
+from hybridindex.index.attributes.stored import (
+    SPEC_FILE,
+    AttributeSpec,
+    arrow_name,
+    find_attributes,
+    render_spec,
+)
+from hybridindex.index.filters.row_numbers import RowNumbers
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.storage.checksums import digest_file
+from hybridindex.index.storage.generation import writers_lock
+from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.types import I64
+
+__all__ = ["remove_attributes", "write_attributes"]
+
+_BEING_WRITTEN = "attributes.arrow.new"
+#: That a message names.
+_MOST_NAMED = 5
+
+
+def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeSpec:
+    """Gives the rows of an open index attributes, in the place of all earlier ones. Routers that are open see them at
+    their next search.
+
+    Args:
+        table: a pyarrow Table or RecordBatch, a DataFrame, or a mapping of names to columns; see
+            :mod:`hybridindex.index.attributes.columns`. Rows of the index that it has none for get missing values.
+        ids: (n,) integers, the id of each row of the table; None: 0 .. n - 1.
+
+    Raises:
+        InvalidInputError: names the column, or ids that the index does not have or that come twice.
+        MissingDependencyError: pyarrow is not installed.
+        BuildError: another process is writing, or the generation was removed. DiskFullError: no room. NotWritableError.
+        In each case what was there before stays.
+    """
+    index = index.rows
+    index.mapped_model()  # is it open?
+    given = as_attributes(table)
+    with index.integrity.all_whole():
+        ordered = in_row_order(given, _places(index, given, ids))
+        folder = index.integrity.folder
+        with writers_lock(index.path):
+            if not filesystem.is_dir(folder):
+                raise BuildError(f"{folder.name} of {index.path} was replaced and removed; open the index again")
+            try:
+                spec = _write(index, folder, ordered)
+            finally:
+                _remove_strays(folder)
+    index.attributes, index.attributes_problem = find_attributes(folder, index.manifest)
+    return spec
+
+
+def remove_attributes(index: IVFIndex) -> int:
+    """Removes the attributes of an open index, damaged ones too; returns their bytes.
+
+    Raises:
+        InvalidInputError: the index is closed. BuildError: another process is writing, or something cannot be removed.
+    """
+    index = index.rows
+    index.mapped_model()
+    folder = index.integrity.folder
+    with writers_lock(index.path):
+        files = [*filesystem.list_folder(folder, "attributes*")]
+        nbytes = sum(filesystem.stat(file).st_size for file in files)
+        filesystem.unlink(folder / SPEC_FILE, missing_ok=True)
+        filesystem.sync_folder(folder)
+        for file in files:
+            filesystem.unlink(file, missing_ok=True)
+    index.attributes, index.attributes_problem = None, ""
+    return nbytes
+
+
+def _places(index: IVFIndex, table: Any, ids: Any) -> I64:
+    """(count,) int64: the row of the table that each row of the index gets, or -1."""
+    numbers = RowNumbers(index)
+    given = np.arange(len(table)) if ids is None else check_ids("ids", ids)
+    if len(given) != len(table):
+        raise InvalidInputError(f"ids are {len(given)} and attributes have {len(table)} rows; expected one id a row")
+    distinct, counts = np.unique(given, return_counts=True)
+    if len(distinct) < len(given):
+        raise InvalidInputError(f"ids come twice: {_named(distinct[counts > 1])}")
+    places = np.full(numbers.count, -1, dtype=np.int64)
+    # An id may have several rows.
+    rows_of, starts = numbers.of_each(given)
+    absent = given[np.diff(starts) == 0]
+    if len(absent):
+        raise InvalidInputError(f"the index has no rows of {len(absent)} of the ids: {_named(absent)}")
+    places[rows_of] = np.repeat(np.arange(len(given)), np.diff(starts))
+    return places
+
+
+def _named(ids: I64) -> str:
+    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    return ", ".join(map(str, ids[:_MOST_NAMED].tolist())) + more
+
+
+def _write(index: IVFIndex, folder: Path, table: Any) -> AttributeSpec:
+    pa, ipc = need("pyarrow"), need("pyarrow.ipc")
+    sink = pa.BufferOutputStream()
+    with ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    new = folder / _BEING_WRITTEN
+    file = filesystem.File(new, "w+", permissions=0o644)
+    try:
+        file.write_at(sink.getvalue(), 0)
+        file.sync()
+    finally:
+        file.close()
+    digest = digest_file(new)
+    spec = AttributeSpec(
+        generation=index.generation,
+        count=index.count,
+        rows_xxh3_128=index.manifest.files[LISTS_FILE].xxh3_128,
+        columns=describe(table),
+        file=arrow_name(digest),
+        file_bytes=filesystem.stat(new).st_size,
+        file_xxh3_128=digest,
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
+    )
+    filesystem.replace(new, folder / spec.file)
+    filesystem.sync_folder(folder)
+    filesystem.replace_file(folder / SPEC_FILE, render_spec(spec))
+    return spec
+
+
+def _remove_strays(folder: Path) -> None:
+    """What ``attributes.json`` does not name."""
+    with suppress(FileError):  # a later call finds them
+        said = filesystem.read_bytes(folder / SPEC_FILE) if filesystem.exists(folder / SPEC_FILE) else b""
+        for file in filesystem.list_folder(folder, "attributes*"):
+            if file.name != SPEC_FILE and file.name.encode() not in said:
+                filesystem.discard(file)

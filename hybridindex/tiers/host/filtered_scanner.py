@@ -1,0 +1,218 @@
+"""Searches with a filter, on the host: which lists they probe, and exact distances of the rows that the filter leaves
+of these.
+
+A search that probes as many lists as one without a filter finds few rows that may be answered; others, in farther
+lists, would be nearer. So it goes on, nearest list first, until it has compared as many rows as a search without a
+filter. Where a filter leaves few rows, these are all of them, and the answer is exact.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridindex.extension import native
+from hybridindex.index.filters.row_filter import RowFilter, ids_of
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.log.deleted import Deleted
+from hybridindex.tiers.contract.positions import POSITION_BITS
+from hybridindex.tiers.host.host_scanner import HostScanner
+from hybridindex.tiers.host.native_scanner import HostNativeScanner
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
+from hybridindex.tiers.host.reranker import Reranker
+from hybridindex.types import F32, I32, I64, U8
+
+__all__ = ["ChosenLists", "FilteredScanner", "choose_lists", "matching_rows", "matching_rows_reference"]
+
+#: Positions that are compared at a time: 8 bytes each.
+_MOST_POSITIONS = 4 << 20
+#: Lists that are ranked at first, in those that a filter of rows everywhere would take; and so many times more, where
+#: these hold too few rows.
+_FIRST_LISTS, _MORE_LISTS = 2, 4
+#: That are compared in the time in which one list is ranked.
+_ROWS_PER_RANKED_LIST = 4
+#: So many queries share the rows of lists enough to be compared list by list; and from this share of the rows on, whole
+#: blocks of them are.
+_FEWEST_BY_LIST, _SPARSE = 4, 0.3
+#: Bytes of positions that are kept for searches to come.
+_KEPT_BYTES = 16 << 20
+
+
+class ChosenLists(NamedTuple):
+    """What each query probes."""
+
+    #: (n, w) int64: lists that hold rows of the filter, nearest first, then -1. Or (1, w), the same for all.
+    probes: I64
+    #: As many float32: their coarse distances, where lists were ranked.
+    coarse: F32
+    #: (n,) int32: how many.
+    n_probes: I32
+    #: (n,) int64: rows of the filter in them.
+    n_rows: I64
+    #: Whether farther lists would change nothing.
+    suffices: bool = True
+    #: Whether they are the same for all, in any order.
+    same: bool = False
+
+    def of_each(self, n: int) -> tuple[I64, F32]:
+        """(n, w) lists and coarse distances, contiguous."""
+        shape = (n, self.probes.shape[1])
+        probes, coarse = np.broadcast_to(self.probes, shape), np.broadcast_to(self.coarse, shape)
+        return np.ascontiguousarray(probes), np.ascontiguousarray(coarse)
+
+
+def choose_lists(probes: I64, coarse: F32, counts: I64, sizes: I64, nprobe: int, k: int) -> ChosenLists:
+    """The nearest lists that hold as many rows of a filter as the nearest ``nprobe`` have rows, and ``k`` at least.
+
+    Pure.
+
+    Args:
+        probes, coarse: (n, p) lists, nearest first, -1: none; and their coarse distances.
+        counts: (nlist,) int64 rows of each list that the filter leaves.
+        sizes: (nlist,) int64 rows of each list.
+    """
+    there = probes >= 0
+    matches = np.where(there, counts[probes], 0)
+    wanted = np.maximum(np.where(there, sizes[probes], 0)[:, :nprobe].sum(axis=1), k)
+    before = np.cumsum(matches, axis=1) - matches
+    taken = (matches > 0) & (before < wanted[:, None])
+    n_probes, n_rows = taken.sum(axis=1), np.where(taken, matches, 0).sum(axis=1)
+    shape = (len(probes), int(n_probes.max(initial=0)))
+    places = np.arange(shape[1]) < n_probes[:, None]
+    chosen, distances = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    chosen[places], distances[places] = probes[taken], coarse[taken]
+    return ChosenLists(chosen, distances, n_probes.astype(np.int32), n_rows, bool((n_rows >= wanted).all()))
+
+
+def matching_rows(mask: U8, first: I64, probes: I64, positions: I64) -> None:
+    """Writes the positions of the rows that a mask leaves of lists: (n, w) int64, in the order of (n, p) ``probes``,
+    then -1; see :mod:`hybridindex.tiers.contract.positions`. ``w`` must suffice.
+
+    Args:
+        mask, first: as of a :class:`hybridindex.index.filters.row_filter.RowFilter`.
+    """
+    if native is None:
+        matching_rows_reference(mask, first, probes, positions)
+    else:
+        native.matching_rows(mask, first, probes, positions)
+
+
+def matching_rows_reference(mask: U8, first: I64, probes: I64, positions: I64) -> None:
+    """The same in numpy."""
+    bits = np.unpackbits(mask, bitorder="little")
+    positions.fill(-1)
+    for row, lists in enumerate(probes):
+        found = [
+            (list_id << POSITION_BITS) + np.flatnonzero(bits[first[list_id] : first[list_id + 1]])
+            for list_id in lists[lists >= 0].tolist()
+        ]
+        own = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        positions[row, : len(own)] = own
+
+
+class FilteredScanner:
+    """Searches with filters. Answers depend on nothing but the query, its filter and the lists that are chosen. One
+    call at a time."""
+
+    def __init__(self, index: IVFIndex, host: HostScanner) -> None:
+        """``host``: quantizes, and lends its threads. Rows that only it knows how to compare, it scans."""
+        self._index, self._host = index, host
+        rows = index.rows
+        #: Bytes of one row.
+        self.row_bytes = rows.code_size
+        #: Scans rows that a mask chooses.
+        self._scanner: HostNativeScanner | None = None
+        #: Or compares chosen rows, asking for their pages first. With neither, the host scans lists, by ids.
+        self._reranker: Reranker | None = None
+        if isinstance(host, HostNativeScanner):
+            self._scanner = host
+        elif isinstance(host, HostRabitqScanner):
+            if host.on_disk is None and host.pool is not None and HostNativeScanner.unsupported(rows) is None:
+                self._scanner = HostNativeScanner(rows, threads=host.threads, pool=host.pool)
+            else:
+                self._reranker = host.reranker
+        #: Positions of all rows of filters of late, and what was deleted then; the last one is the last.
+        self._kept: OrderedDict[RowFilter, tuple[Deleted | None, I64]] = OrderedDict()
+        #: The last filter that was scanned with, and its ids in ascending order.
+        self._last: tuple[RowFilter, I64] | None = None
+
+    def choose(self, queries: F32, wanted: RowFilter, nprobe: int, k: int, *, ranked: bool) -> ChosenLists:
+        """As :func:`choose_lists`. Where all rows of the filter are compared whatever is near, lists come in any order;
+        ``ranked``: even then the nearest first."""
+        sizes = self._index.list_sizes
+        # About as many rows as a search without a filter compares, and those that take as long as ranking lists.
+        few = self._index.count * nprobe // self._index.nlist + _ROWS_PER_RANKED_LIST * self._index.nlist
+        if not ranked and wanted.total <= few and (self._scanner or self._reranker) is not None:
+            lists = np.flatnonzero(wanted.counts)
+            n_probes, n_rows = np.full(len(queries), len(lists), np.int32), np.full(len(queries), wanted.total)
+            return ChosenLists(lists[None], np.zeros((1, len(lists)), np.float32), n_probes, n_rows, same=True)
+        share = max(wanted.total, 1) / max(self._index.count, 1)
+        p = min(self._index.nlist, max(nprobe, int(_FIRST_LISTS * nprobe / share)))
+        while True:
+            probes, coarse = self._host.quantize(self._index, queries, p)
+            chosen = choose_lists(probes, coarse, wanted.counts, sizes, nprobe, k)
+            if chosen.suffices or p == self._index.nlist:
+                return chosen
+            p = min(self._index.nlist, _MORE_LISTS * p)
+
+    def compare(
+        self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int, deleted: Deleted | None, alive: U8 | None
+    ) -> tuple[F32, I64]:
+        """The ``k`` nearest rows of the filter in the chosen lists: distances (n, k) float32 and ids (n, k) int64, best
+        first, as a scan answers them.
+
+        ``deleted``: ids that are left out, and ``alive``, the mask of the other rows; None: none is.
+        """
+        scanner = self._scanner
+        if scanner is None and self._reranker is None:
+            probes, coarse, left = chosen.probes, np.ascontiguousarray(chosen.coarse), self._ids_of(wanted)
+            if deleted is not None:
+                left = left[~deleted.contains(left)]
+            return self._host.scan_checked(queries, np.ascontiguousarray(probes), coarse, k, filter_ids=left)
+        mask = wanted.mask if alive is None else wanted.mask & alive
+        if scanner is None:
+            return self._rerank(queries, wanted, chosen, k, mask)
+        few = len(queries) < _FEWEST_BY_LIST and wanted.total < _SPARSE * self._index.count
+        if scanner.scans_scattered_rows and (chosen.same or few):
+            return scanner.scan_scattered(queries, self._positions(wanted, chosen, mask, deleted), k)
+        probes, coarse = chosen.of_each(len(queries))
+        return scanner.scan_checked(queries, probes, coarse, k, rows=(mask, wanted.first))
+
+    def _rerank(self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int, mask: U8) -> tuple[F32, I64]:
+        """Compares as many queries at a time as their positions have memory for."""
+        assert self._reranker is not None
+        probes, _ = chosen.of_each(len(queries))
+        width = max(k, int(chosen.n_rows.max(initial=0)))
+        step = max(1, _MOST_POSITIONS // width)
+        found: list[tuple[F32, I64]] = []
+        for start in range(0, len(queries), step):
+            at = slice(start, start + step)
+            positions = np.empty((len(queries[at]), width), dtype=np.int64)
+            matching_rows(mask, wanted.first, probes[at], positions)
+            found.append(self._reranker.rerank(queries[at], positions, k))
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+
+    def _positions(self, wanted: RowFilter, chosen: ChosenLists, mask: U8, deleted: Deleted | None) -> I64:
+        """Of the rows in the chosen lists: (n, w), or (1, w) where these are the same for all. Those are kept."""
+        known = self._kept.get(wanted) if chosen.same else None
+        if known is not None and known[0] is deleted:
+            self._kept.move_to_end(wanted)
+            return known[1]
+        probes = np.ascontiguousarray(chosen.probes)
+        positions = np.empty((len(probes), int(chosen.n_rows.max(initial=0))), dtype=np.int64)
+        matching_rows(mask, wanted.first, probes, positions)
+        if chosen.same and positions.nbytes <= _KEPT_BYTES:
+            self._kept[wanted] = deleted, positions
+            self._kept.move_to_end(wanted)
+            while sum(kept.nbytes for _, kept in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return positions
+
+    def _ids_of(self, wanted: RowFilter) -> I64:
+        if self._last is None or self._last[0] is not wanted:
+            self._last = wanted, np.sort(ids_of(self._index, wanted))
+        return self._last[1]

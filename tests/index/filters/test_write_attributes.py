@@ -1,0 +1,158 @@
+"""Attributes on disk: they come back as given, replace earlier ones at once, and damage refuses conditions alone."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex import filesystem
+from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, InvalidInputError
+from hybridindex.index import open_index
+from hybridindex.index.attributes.stored import SPEC_FILE
+from hybridindex.index.filters.write_attributes import remove_attributes, write_attributes
+from hybridindex.router import Router
+from tests.clustered import clustered, small_index
+
+N, NLIST = 600, 8
+YEARS = {"year": np.arange(N) % 40 + 1980, "lang": ["en", "de", None] * (N // 3)}
+
+
+@pytest.fixture
+def index(tmp_path):
+    with small_index(tmp_path / "i", n=N, nlist=NLIST) as index:
+        yield index
+
+
+def by_id(index):
+    columns = index.attributes.columns
+    ids = np.concatenate([index.list_ids(each) for each in range(NLIST)]).tolist()
+    return {name: dict(zip(ids, column.to_pylist(), strict=True)) for name, column in columns.items()}
+
+
+def names(index):
+    return sorted(file.name for file in index.integrity.folder.glob("attributes*"))
+
+
+def test_each_row_gets_its_own(index):
+    spec = write_attributes(index, YEARS)
+    assert spec.columns == {"year": "int", "lang": "string"}
+    for found in (by_id(index), by_id(open_index(index.path))):
+        assert found["year"] == {i: i % 40 + 1980 for i in range(N)}
+        assert found["lang"] == {i: ["en", "de", None][i % 3] for i in range(N)}
+    assert names(index) == sorted([SPEC_FILE, spec.file])
+
+
+def test_later_ones_take_the_place_of_earlier_ones_and_some_rows_may_have_none(index):
+    write_attributes(index, YEARS)
+    with open_index(index.path) as before:
+        write_attributes(index, {"year": [1, 2]}, ids=np.array([599, 7]))
+        assert by_id(index)["year"] == {i: {599: 1, 7: 2}.get(i) for i in range(N)}
+        assert len(names(index)) == 2
+        # Who found the earlier ones still reads them.
+        assert by_id(before)["year"][3] == 1983
+    assert remove_attributes(index) > 0
+    assert index.attributes is None
+    assert names(index) == []
+    assert open_index(index.path).attributes is None
+
+
+@pytest.mark.parametrize(
+    ("table", "ids", "message"),
+    [
+        ({"a": [1, 2]}, [1], "ids are 1 and attributes have 2 rows"),
+        ({"a": [1, 2]}, [1, 1], "ids come twice: 1"),
+        ({"a": [1, 2]}, [1, 600], "no rows of 1 of the ids: 600"),
+        ({"a": [1] * (N + 8)}, None, "no rows of 8 of the ids: 600, 601, 602, 603, 604 and 3 more"),
+        ({"a": [1]}, ["x"], "ids is a list of dtype <U1"),
+        ({"a": [{}]}, None, "attribute 'a' is struct"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(index, table, ids, message):
+    write_attributes(index, YEARS)
+    before = names(index)
+    with pytest.raises(InvalidInputError, match=message):
+        write_attributes(index, table, ids)
+    assert names(index) == before
+    assert by_id(index)["year"][3] == 1983
+
+
+def test_a_full_disk_leaves_what_was_there(index, monkeypatch):
+    write_attributes(index, YEARS)
+    before = names(index)
+
+    def full(_file, _data, _offset):
+        raise DiskFullError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem.File, "write_at", full)
+        with pytest.raises(DiskFullError):
+            write_attributes(index, {"a": [1]})
+    assert names(index) == before
+    assert by_id(open_index(index.path))["year"][3] == 1983
+
+
+@pytest.mark.parametrize("what", ["byte", "length", "spec", "other rows", "missing"])
+def test_damaged_ones_refuse_conditions_and_nothing_else(index, what, caplog):
+    spec = write_attributes(index, YEARS)
+    folder = index.integrity.folder
+    file, said = folder / spec.file, folder / SPEC_FILE
+    raw = bytearray(file.read_bytes())
+    if what == "byte":
+        raw[len(raw) // 2] ^= 1
+        file.write_bytes(raw)
+    elif what == "length":
+        file.write_bytes(raw[:-1])
+    elif what == "missing":
+        file.unlink()
+    elif what == "spec":
+        said.write_bytes(said.read_bytes().replace(b"int", b"str", 1))
+    else:
+        hx.build(clustered(N, seed=9), index.path, nlist=NLIST, metric="l2", replace=True).close()
+        for each in folder.glob("attributes*"):
+            (folder.parent / "gen-000002" / each.name).write_bytes(each.read_bytes())
+    with open_index(index.path) as again, Router(again, scrub_bytes_per_s=0) as router:
+        router.search(clustered(2), 5)
+        with pytest.raises((InvalidInputError, CorruptIndexError)):
+            router.search(clustered(2), 5, where="year = 1983")
+        if what != "byte":
+            assert again.attributes is None
+            assert "conditions on attributes are refused" in again.attributes_problem
+        write_attributes(again, YEARS)
+        assert router.search(clustered(2), 5, where="year = 1983").ids.max() >= 0
+
+
+def test_a_generation_that_is_gone_takes_none(index):
+    hx.build(clustered(N), index.path, nlist=NLIST, metric="l2", replace=True).close()
+    hx.remove_replaced(index.path)
+    with pytest.raises((BuildError, CorruptIndexError)):
+        write_attributes(index, YEARS)
+
+
+def test_repeated_ids_share_theirs(tmp_path):
+    import faiss
+
+    data = clustered(N)
+    ivf = faiss.index_factory(data.shape[1], f"IVF{NLIST},Flat")
+    ivf.train(data)
+    ivf.add_with_ids(data, np.arange(N) // 2)
+    with hx.from_faiss(ivf, tmp_path / "i", attributes={"year": np.arange(N // 2)}) as index:
+        assert index.attributes == {"year": "int"}
+        ids = np.concatenate([index.ivf.list_ids(each) for each in range(NLIST)])
+        assert index.ivf.attributes.columns["year"].to_pylist() == ids.tolist()
+        assert index.remove_attributes() > 0
+
+
+def test_a_build_takes_them_with_the_vectors(tmp_path):
+    ids = np.arange(N)[::-1] * 3
+    with hx.build(clustered(N), tmp_path / "i", nlist=NLIST, ids=ids, attributes={"a": np.arange(N)}) as index:
+        found = by_id(index.ivf)["a"]
+        assert found == dict(zip(ids.tolist(), range(N), strict=True))
+    with pytest.raises(InvalidInputError, match="attribute 'a' is binary"):
+        hx.build(clustered(N), tmp_path / "j", nlist=NLIST, attributes={"a": [b""] * N})
+    assert not (tmp_path / "j").exists()
+    with pytest.raises(InvalidInputError, match="no rows of 1 of the ids"):
+        hx.build(clustered(N), tmp_path / "j", nlist=NLIST, attributes={"a": [1] * (N + 1)})
+    open_index(tmp_path / "j").close()
