@@ -56,9 +56,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Options of a search that a query string is too short for, and the longest condition that it is not.
+#: Options of a search that a query string is too short for.
 _ID_LISTS = ("allow_ids", "deny_ids")
-_LONG_WHERE = 1024
 
 #: Errors of problems that their status does not tell apart. None is an OverloadedError: asking again soon is no use.
 _NAMED: dict[str, type[HybridIndexError]] = {
@@ -220,11 +219,11 @@ def _queries_call(path: str, queries: Any, options: Mapping[str, Any], read: Cal
     )
 
 
-def _in_json(call: Call[T], rows: F32, lists: Mapping[str, list[int]]) -> Call[T]:
+def _in_json(call: Call[T], rows: F32, long: Mapping[str, Any]) -> Call[T]:
     """The same with its options in the body, for what a query string is too short for."""
     given = {name: value for name, value in call.params.items() if name not in ("n", "d")}
     try:
-        body = json.dumps({"queries": rows.tolist(), **given, **lists}, allow_nan=False)
+        body = json.dumps({"queries": rows.tolist(), **given, **long}, allow_nan=False)
     except ValueError:
         raise InvalidInputError("queries hold NaN or infinity; expected finite numbers") from None
     headers = {**call.headers, "content-type": "application/json"}
@@ -238,10 +237,11 @@ def search_call(queries: Any, session: str | None, **options: Any) -> Call[Searc
         InvalidInputError: ``queries`` is something else, or ids are no integers.
     """
     path = "/v1/search" if session is None else f"{_path_of(session)}/search"
-    lists = {name: check_ids(name, ids).tolist() for name in _ID_LISTS if (ids := options.pop(name, None)) is not None}
+    long = {name: check_ids(name, ids).tolist() for name in _ID_LISTS if (ids := options.pop(name, None)) is not None}
+    if (where := options.pop("where", None)) is not None:
+        long["where"] = where
     call = _queries_call(path, queries, options, result_of)
-    long = len(options.get("where") or "") > _LONG_WHERE
-    return _in_json(call, np.atleast_2d(queries), lists) if lists or long else call
+    return _in_json(call, np.atleast_2d(queries), long) if long else call
 
 
 def lookahead_call(drafts: Any, session: str, **options: Any) -> Call[None]:

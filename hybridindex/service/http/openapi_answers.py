@@ -95,7 +95,7 @@ SEARCHED: Schema = {
                 {
                     "ids": _array(_array({"type": "integer", "minimum": -1})),
                     "distances": _array(_array(_nullable(_NUMBER))),
-                    "nprobe_used": _array({"type": "integer", "minimum": 1}),
+                    "nprobe_used": _array(_COUNT),
                     "hit_rate": _array(_SHARE),
                 }
             ),

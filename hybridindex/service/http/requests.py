@@ -38,6 +38,7 @@ _MOST_BYTES = 10**18
 _LEAST_SHARE = 0.01
 #: In each of the two lists of a search.
 MAX_FILTER_IDS = 1_000_000
+_LONG = {"allow_ids", "deny_ids", "where"}
 _RAW, _NPY = "application/octet-stream", "application/x-npy"
 #: Rows and columns of the first.
 _SHAPE = frozenset({"n", "d"})
@@ -121,7 +122,7 @@ class QueryBody(Body):
         super().__init__(kind, {"queries": [[round(0.1 * (i % 10), 1) for i in range(dim)]], **example})
         self._limits, self._dim = limits, dim
         #: Options that a query string is too short for.
-        self._lists = {name for name, schema in self.options.items() if schema.get("type") == "array"}
+        self._long = _LONG & self.options.keys()
         row = {"type": "array", "minItems": dim, "maxItems": dim, "items": {"type": "number"}}
         queries = {
             "description": "One query, or several. Finite in float32, and no longer than 1.58e18.",
@@ -134,7 +135,7 @@ class QueryBody(Body):
             "d": {"const": dim, "type": "integer", "description": "Its columns."},
         }
         beside = [{"name": name, "in": "query", "schema": schema} for name, schema in shape.items()]
-        own = [each for each in self.parameters if each["name"] not in self._lists]
+        own = [each for each in self.parameters if each["name"] not in self._long]
         self.parameters = [{**each, "description": "Binary bodies only."} for each in beside + own]
         asked = self.document["requestBody"]
         asked["content"] |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (_RAW, _NPY)}
@@ -159,7 +160,7 @@ class QueryBody(Body):
         if content_type not in (_RAW, _NPY):
             words = f"is {short(content_type)}; expected application/json, {_RAW} or {_NPY}"
             raise BodyError("Content-Type", words, 415)
-        for name in self._lists & options.keys():
+        for name in self._long & options.keys():
             raise BodyError(name, "stands in the query string; expected it in a JSON body, with the queries")
         raw = content_type == _RAW
         given = self.parse_query(options, _SHAPE if raw else frozenset())
@@ -206,8 +207,8 @@ class Requests:
         allowed = f"{named}Ids that may be answered; default: all. Those that no row has change nothing."
         denied = f"{named}Ids that may not be answered."
         condition = (
-            f"a text of at most {MAX_WHERE_CHARACTERS} characters. A condition on attributes that rows have to meet, "
-            "as lang = 'en' AND year >= 2020."
+            f"a text of at most {MAX_WHERE_CHARACTERS} characters. JSON bodies only. A condition on attributes that "
+            "rows have to meet, as lang = 'en' AND year >= 2020."
         )
         ids = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), _WHOLE]
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
