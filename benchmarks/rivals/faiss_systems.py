@@ -15,7 +15,7 @@ from hybridindex.types import F32, I64
 
 __all__ = ["NPROBES", "fast_scan", "flat", "hnsw", "rabitq_fast_scan"]
 
-NPROBES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+NPROBES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
 FAST_NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768)
 #: Candidates compared exactly for each of the K.
 K_FACTORS = (2, 4, 8, 16)
