@@ -520,7 +520,10 @@ def check_ids(name: str, value: Any) -> I64:
     Raises:
         InvalidInputError: it is not one-dimensional, holds no integers, or one that no id can be.
     """
-    ids = np.asarray(list(value) if isinstance(value, Set) else value)
+    try:
+        ids = np.asarray(list(value) if isinstance(value, Set) else value)
+    except ValueError as error:
+        raise InvalidInputError(f"{name} is no list of integers: {error}") from None
     if ids.shape == (0,):
         return np.empty(0, dtype=np.int64)
     if ids.dtype.kind not in "iu" or ids.ndim != 1:

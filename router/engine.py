@@ -100,7 +100,6 @@ class Engine:
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._listeners = listeners
-        self._filters = filters
         self._filtered = FilteredSearches(parts, filters)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts)
@@ -198,10 +197,14 @@ class Engine:
         """Takes the turn for the calling thread where the engine is idle; False where it is not."""
         if self._turn_wanted or not self._waiting.empty() or not self._turn.acquire(blocking=False):
             return False
-        if self._closed or self._held_back is not None or not self._may_stand_in():
+        try:
+            taken = not self._closed and self._held_back is None and self._may_stand_in()
+        except BaseException:
             self._turn.release()
-            return False
-        return True
+            raise
+        if not taken:
+            self._turn.release()
+        return taken
 
     def _may_stand_in(self) -> bool:
         current = threading.current_thread()
@@ -302,14 +305,14 @@ class Engine:
 
     def _execute(self, requests: list[Request]) -> None:
         """Never raises; takes the token of one batch."""
-        filtered = [request for request in requests if request.filter is not None]
+        filtered = [request for request in requests if request.one_by_one]
         slot = _Slot(self._slots)
         if not filtered:
             self._execute_batch(requests, slot)
             return
         # Devices scan meanwhile.
         if len(filtered) < len(requests):
-            self._execute_batch([request for request in requests if request.filter is None], slot)
+            self._execute_batch([request for request in requests if not request.one_by_one], slot)
         else:
             slot.give_back()
         for request in filtered:
@@ -433,12 +436,16 @@ class Engine:
         )
 
     def _search_what_is_left(self, request: Request) -> None:
-        """Queues a request of whose nearest rows too many were deleted, to compare the others. Never raises."""
+        """Has a request searched again of whose nearest rows too many were deleted, to compare the others. Never
+        raises."""
+        request.short = request.again = True
         try:
-            request.filter, request.again = self._filters.make(None, None), True
             self.submit(request)
-        except Exception as error:  # noqa: BLE001 - handed to who waits
-            request.reply.fail(error)
+        except RouterClosedError as error:
+            if any(device_queue.owns_current_thread() for device_queue in self._device_queues):
+                request.reply.fail(error)
+            else:  # whoever scans on the host has the turn
+                self._execute_filtered(request)
 
     def _refuse_damaged(
         self,
@@ -574,7 +581,13 @@ class Engine:
                 row_pages=0 if self._codes is None or self._codes.on_disk is None else self._codes.on_disk.take_pages(),
             )
         self._tell(
-            requests, clock, times, n_queries=len(batch), nprobe=batch.nprobe, candidates=batch.candidates, again=again
+            requests,
+            clock,
+            times,
+            n_queries=len(batch),
+            nprobe=batch.nprobe,
+            candidates=batch.candidates,
+            again=[*again, *(request for request in requests if request.short)],
         )
 
     def _tell(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,9 +14,27 @@ from hybridindex.router.batch.merge import finish_topk
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import COARSE, BatchClock
 from hybridindex.tiers.host.filtered_scanner import ChosenLists, FilteredScanner
-from hybridindex.types import I64, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["FilteredSearches"]
+
+
+#: Queries times lists that may be ranked at a time.
+_MOST_CELLS = 1 << 22
+
+
+class _Part(NamedTuple):
+    """The answer of some queries."""
+
+    chosen: ChosenLists
+    distances: F32
+    ids: I64
+
+
+def _stacked(parts: list[I64]) -> I64:
+    """Rows of all parts, each as wide as the widest."""
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in parts])
 
 
 class FilteredSearches:
@@ -38,25 +57,10 @@ class FilteredSearches:
         Raises:
             DamagedListsError: it probes lists in quarantine.
         """
-        scanner, integrity = self._opened(), self._integrity
-        while True:
-            seen, damaged = integrity.seen, integrity.quarantined
-            chosen, wanted = self._choose(scanner, request, clock)
-            if damaged is not None:
-                found = np.unique(chosen.probes[(chosen.probes >= 0) & damaged[chosen.probes]])
-                if len(found):
-                    raise integrity.error(found.tolist())
-            started = time.perf_counter()
-            deleted = self._index.rows.deleted.current()
-            alive = None if deleted is None else self._filters.alive(deleted)
-            distances, ids = scanner.compare(request.queries, wanted, chosen, request.params.k, deleted, alive)
-            if integrity.marks[0] == seen:
-                break
-            integrity.catch_up()
-        finish_topk(distances, ids, keep_max=self._index.rows.metric == "ip")
-        clock.note_rerank(started)
-        n, n_rows = len(request.queries), int(chosen.n_rows.sum())
-        self._pace.observe(n_rows, time.perf_counter() - started)
+        scanner, n = self._opened(), len(request.queries)
+        step = max(1, _MOST_CELLS // self._index.nlist)
+        parts = [self._search(scanner, request, slice(at, at + step), clock) for at in range(0, n, step)]
+        n_rows = int(sum(part.chosen.n_rows.sum() for part in parts))
         self._stats.add(
             requests=int(not request.again),
             queries=0 if request.again else n,
@@ -66,23 +70,52 @@ class FilteredSearches:
             filtered_requests=1,
             filtered_rows=n_rows,
         )
-        request.tell_probes(chosen.of_each(n)[0] if request.on_probes is not None else chosen.probes)
-        hit_rate = np.zeros(n, dtype=np.float32)
-        request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=chosen.n_probes, hit_rate=hit_rate))
+        if request.on_probes is not None:
+            request.tell_probes(_stacked([part.chosen.of_each(len(part.ids))[0] for part in parts]))
+        result = SearchResult(
+            ids=np.concatenate([part.ids for part in parts]),
+            distances=np.concatenate([part.distances for part in parts]),
+            nprobe_used=np.concatenate([part.chosen.n_probes for part in parts]),
+            # Of one that a batch could not answer, that of the batch.
+            hit_rate=np.zeros(n, dtype=np.float32) if request.hit_rate is None else request.hit_rate,
+        )
+        request.reply.settle(result)
         request.reply.announce()
         return n_rows
+
+    def _search(self, scanner: FilteredScanner, request: Request, rows: slice, clock: BatchClock) -> _Part:
+        """Answers some of a request's queries."""
+        integrity, queries = self._integrity, request.queries[rows]
+        while True:
+            seen, damaged = integrity.seen, integrity.quarantined
+            chosen, wanted = self._choose(scanner, request, queries, clock)
+            if damaged is not None:
+                found = np.unique(chosen.probes[(chosen.probes >= 0) & damaged[chosen.probes]])
+                if len(found):
+                    raise integrity.error(found.tolist())
+            started = time.perf_counter()
+            distances, ids = scanner.compare(queries, wanted, chosen, request.params.k)
+            if integrity.marks[0] == seen:
+                break
+            integrity.catch_up()
+        finish_topk(distances, ids, keep_max=self._index.rows.metric == "ip")
+        clock.note_rerank(started)
+        self._pace.observe(int(chosen.n_rows.sum()), time.perf_counter() - started)
+        return _Part(chosen, distances, ids)
 
     def _opened(self) -> FilteredScanner:
         if self._scanner is None:
             self._scanner = FilteredScanner(self._index, self._parts.host)
         return self._scanner
 
-    def _choose(self, scanner: FilteredScanner, request: Request, clock: BatchClock) -> tuple[ChosenLists, RowFilter]:
-        assert request.filter is not None
-        wanted = self._filters.renewed(request.filter)
+    def _choose(
+        self, scanner: FilteredScanner, request: Request, queries: F32, clock: BatchClock
+    ) -> tuple[ChosenLists, RowFilter]:
         started = time.perf_counter()
+        every = self._filters.make(None, None) if request.filter is None else self._filters.renewed(request.filter)
+        wanted = self._filters.without(every, self._index.rows.deleted.current())
         hurried = request.deadline_s is not None
-        chosen = scanner.choose(request.queries, wanted, request.nprobe, request.params.k, ranked=hurried)
+        chosen = scanner.choose(queries, wanted, request.nprobe, request.params.k, ranked=hurried)
         if hurried:
             chosen = self._limited(chosen, wanted, request)
         clock.note(COARSE, started)

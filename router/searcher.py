@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ from hybridindex.types import F32, I64, SearchResult
 __all__ = ["Searcher"]
 
 
+#: Share of the rows; where more were deleted, the others are compared one by one.
+_MOST_DELETED = 0.9
+
+
 class _Call(NamedTuple):
     """A call's arguments, checked."""
 
@@ -39,6 +44,7 @@ class _Call(NamedTuple):
     #: As of a :class:`hybridindex.router.batch.batch.Request`.
     deleted: Deleted | None = None
     spare: int = 0
+    short: bool = False
 
 
 class Searcher:
@@ -84,7 +90,7 @@ class Searcher:
         called_s = time.monotonic()
         # No copy of the queries: the caller waits, and its buffer with it.
         call = self._check(queries, params, own=False)
-        plain = on_probes is None and params.deadline_ms is None and call.filter is None
+        plain = on_probes is None and params.deadline_ms is None and call.filter is None and not call.short
         if plain and len(call.queries) <= call.at_once:
             found = self._engine.search_directly(
                 call.queries, params.k, call.nprobe, call.kept, call.deleted, call.spare
@@ -125,16 +131,18 @@ class Searcher:
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)
-        deleted, spare = self._index.rows.deleted.current(), 0
+        deleted, spare, share = self._index.rows.deleted.current(), 0, 0.0
         if wanted is None and deleted is not None:
-            spare = deleted.spare(params.k, self._index.count)
-            if params.k + spare > MAX_K:  # more than scans answer
-                wanted = self._filters.make(None, None)
-        if wanted is not None:  # rows are compared exactly, in any case
-            return _Call(prepared, nprobe, params.k, len(prepared), wanted)
+            spare, share = deleted.spare(params.k, self._index.count), deleted.share(self._index.count)
+        # More than scans answer, or hardly a row is left.
+        short = params.k + spare > MAX_K or share > _MOST_DELETED
+        if short or wanted is not None:  # rows are compared exactly, in any case
+            return _Call(prepared, nprobe, params.k, len(prepared), wanted, short=short)
         if self._candidates is None:
             return _Call(prepared, nprobe, params.k + spare, len(prepared), None, deleted, spare)
-        kept = min(self._candidates.of(params.k, nprobe, params.candidates) + spare, MAX_CANDIDATES)
+        kept = self._candidates.of(params.k, nprobe, params.candidates)
+        if deleted is not None:  # as many that were not deleted
+            kept = min(math.ceil(kept / (1 - share)) + spare, MAX_CANDIDATES)
         return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept), None, deleted, spare)
 
     def filter(self, params: SearchParams) -> RowFilter:
@@ -168,6 +176,7 @@ class Searcher:
                     filter=call.filter,
                     deleted=call.deleted,
                     spare=call.spare,
+                    short=call.short,
                     reply=reply if divided is None else divided.part(rows),
                     # Parts are searched one after the other: each has its share of the time.
                     deadline_s=None if params.deadline_ms is None else called_s + limit_s * rows.stop / n,

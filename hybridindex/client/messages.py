@@ -219,13 +219,20 @@ def _queries_call(path: str, queries: Any, options: Mapping[str, Any], read: Cal
     )
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError
+
+
 def _in_json(call: Call[T], rows: F32, long: Mapping[str, Any]) -> Call[T]:
     """The same with its options in the body, for what a query string is too short for."""
     given = {name: value for name, value in call.params.items() if name not in ("n", "d")}
     try:
-        body = json.dumps({"queries": rows.tolist(), **given, **long}, allow_nan=False)
-    except ValueError:
-        raise InvalidInputError("queries hold NaN or infinity; expected finite numbers") from None
+        body = json.dumps({"queries": rows.tolist(), **given, **long}, allow_nan=False, default=_plain)
+    except (TypeError, ValueError):
+        raise InvalidInputError("queries or options hold NaN, infinity, or what is no number") from None
     headers = {**call.headers, "content-type": "application/json"}
     return replace(call, params={}, content=body.encode(), headers=headers)
 
@@ -239,6 +246,8 @@ def search_call(queries: Any, session: str | None, **options: Any) -> Call[Searc
     path = "/v1/search" if session is None else f"{_path_of(session)}/search"
     long = {name: check_ids(name, ids).tolist() for name in _ID_LISTS if (ids := options.pop(name, None)) is not None}
     if (where := options.pop("where", None)) is not None:
+        if not isinstance(where, str):
+            raise InvalidInputError(f"where is a {type(where).__name__}; expected a text")
         long["where"] = where
     call = _queries_call(path, queries, options, result_of)
     return _in_json(call, np.atleast_2d(queries), long) if long else call

@@ -18,6 +18,7 @@ from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model, map_lists, require_faiss
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.log.delete_log import read_records
 from hybridindex.index.log.deleted import DeletedIds
 from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.rewrite import write_copy
@@ -35,6 +36,7 @@ from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.list_digests import U64, damaged_lists, digest_lists, list_spans, read_digests
 from hybridindex.index.storage.manifest import (
+    DELETE_LOG,
     DIGESTS_FILE,
     LISTS_FILE,
     MODEL_FILE,
@@ -123,6 +125,7 @@ def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int
 def _verify_generation(generation: Path) -> Manifest:
     manifest = _read_manifest(generation)
     _check_files(generation, manifest, "full")
+    read_records(generation / DELETE_LOG, manifest.files[LISTS_FILE].xxh3_128)
     return manifest
 
 

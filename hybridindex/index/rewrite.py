@@ -64,7 +64,7 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
                 element=element,
                 progress=lambda done: progress("pack", done, index.nlist),
             )
-    if (deleted := index.deleted.current()) is not None:
+    if (deleted := index.deleted.read_now()) is not None:
         if layout != manifest.layout:
             raise UnsupportedIndexError(
                 f"{len(deleted.ids)} ids of {index.path} were deleted; a copy in layout {layout!r} would have them"

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,8 @@ class Service(OfOneProcess):
         self._warm = False
         self._closed = False
         #: Observers that raised.
+        #: Large queries and filters are prepared here: a long condition holds nobody up but others.
+        self._preparing = ThreadPoolExecutor(2, thread_name_prefix="hybridindex-prepare")
         self.n_observer_errors = 0
 
     @classmethod
@@ -304,7 +307,8 @@ class Service(OfOneProcess):
         # Filters are made where they are asked for.
         if queries.nbytes <= _LARGE_BYTES and not options.keys() & _FILTERS:
             return await searched.asearch(queries, k, nprobe, **options)
-        waiting = await asyncio.to_thread(searched.submit, queries, k, nprobe, **options)
+        submit = partial(searched.submit, queries, k, nprobe, **options)
+        waiting = await asyncio.get_running_loop().run_in_executor(self._preparing, submit)
         return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation, refresher: Refresher | None, *, filtered: bool) -> None:
@@ -561,6 +565,7 @@ class Service(OfOneProcess):
         if self._closed:
             return
         self._closed = True
+        self._preparing.shutdown(wait=False, cancel_futures=True)
         self.admission.drain()
         # A reload ends by itself once it sees that the service is closed; a device may keep it.
         if self._reloading.acquire(timeout=_RELOAD_ENDS_S):

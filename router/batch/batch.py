@@ -129,6 +129,9 @@ class Request:
     #: Ids that are left out of the answer of a batch, which has ``spare`` places more for it; None: none is.
     deleted: Deleted | None = None
     spare: int = 0
+    #: These places do not suffice; and what of a batch's work devices had, that found this out.
+    short: bool = False
+    hit_rate: F32 | None = None
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
@@ -150,6 +153,11 @@ class Request:
             self.on_probes(probes.copy())
         except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
             _log.exception("an on_probes callback raised")
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether its rows are chosen and compared one by one, in no batch."""
+        return self.short or self.filter is not None
 
     @property
     def places(self) -> int:
@@ -327,9 +335,14 @@ class Batch:
                 distances, ids = distances[own, :k].copy(), ids[own, :k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
             if request.deleted is not None:
-                left = request.deleted.leave_out(distances, ids, request.params.k)
+                try:
+                    left = request.deleted.leave_out(distances, ids, request.params.k)
+                except BaseException as error:  # noqa: BLE001 - nobody else would tell who waits
+                    request.reply.fail(error)
+                    continue
                 if left is None:
                     assert self._on_short is not None
+                    request.hit_rate = hit_rate
                     self._on_short(request)
                     continue
                 distances, ids = left

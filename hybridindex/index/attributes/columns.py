@@ -52,11 +52,14 @@ def as_attributes(table: Any) -> Any:
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     elif type(table).__module__.partition(".")[0] == "pandas":
-        table = pa.Table.from_pandas(table, preserve_index=False)
+        try:
+            table = pa.Table.from_pandas(table, preserve_index=False)
+        except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
+            raise InvalidInputError(f"attributes are no table: {error}") from None
     elif isinstance(table, Mapping):
         try:
             table = pa.table({name: _column_of(pa, name, column) for name, column in table.items()})
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, TypeError, UnicodeError) as error:
             raise InvalidInputError(f"attributes are no table: {error}") from None
     elif not isinstance(table, pa.Table):
         raise InvalidInputError(
@@ -76,7 +79,7 @@ def as_attributes(table: Any) -> Any:
 def _column_of(pa: Any, name: str, column: Any) -> Any:
     try:
         return column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
         raise InvalidInputError(f"attribute {name!r} is no column: {error}") from None
 
 
@@ -92,7 +95,7 @@ def _plain(pa: Any, name: str, column: Any) -> Any:
         wanted = pa.int64()
     elif types.is_floating(kind) or types.is_decimal(kind):
         wanted = pa.float64()
-    elif types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    elif types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
         wanted = pa.string()
     elif types.is_boolean(kind):
         wanted = pa.bool_()

@@ -125,6 +125,7 @@ class StoredAttributes:
     def _read(self) -> dict[str, Any]:
         pa, ipc = need("pyarrow"), need("pyarrow.ipc")
         try:
+            self._file.seek(0)  # another try may have stopped anywhere
             raw, done = bytearray(self.spec.file_bytes), 0
             while done < len(raw) and (count := self._file.readinto(memoryview(raw)[done:])):
                 done += count

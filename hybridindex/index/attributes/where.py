@@ -6,7 +6,7 @@ computes. No SQL engine runs, so that a condition from anywhere can read nothing
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,10 @@ __all__ = ["MAX_WHERE_CHARACTERS", "matching"]
 MAX_WHERE_CHARACTERS = 1 << 16
 #: Conditions within conditions.
 _MOST_DEPTH = 100
+#: Passes over a column that one condition may take, and how many LIKE counts for.
+_MOST_PASSES, _LIKE_PASSES = 256, 32
+_INT64 = range(-(1 << 63), 1 << 63)
+_TIMES = {"TIMESTAMP", "TIMESTAMPTZ", "DATETIME", "DATE"}
 _EXPECTED = (
     "=, <>, <, <=, >, >=, BETWEEN, IN (...), LIKE, ILIKE, IS [NOT] NULL, IS TRUE, array_contains(column, value), "
     "value = ANY(column), AND, OR and NOT, of columns and plain values"
@@ -61,6 +65,8 @@ def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
     except sqlglot.errors.SqlglotError as error:
         first = str(error).partition("\n")[0]
         raise InvalidInputError(f"where does not parse: {first}; expected {_EXPECTED}") from None
+    except (need("pyarrow").ArrowException, OverflowError, UnicodeError) as error:
+        raise InvalidInputError(f"where holds a value that cannot be compared: {error}") from None
     except RecursionError:
         raise InvalidInputError(f"where is nested too deeply; expected at most {_MOST_DEPTH} levels") from None
     pc = need("pyarrow.compute")
@@ -80,6 +86,7 @@ class _Condition:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
         self._pa, self._pc = need("pyarrow"), need("pyarrow.compute")
+        self._passes = 0
         self._kinds: dict[str, Callable[[Any, int], Any]] = {
             "And": self._both,
             "Or": self._both,
@@ -92,7 +99,7 @@ class _Condition:
             "Is": self._is,
             "Like": self._like,
             "ILike": self._like,
-            "ArrayContains": lambda tree, _depth: self._contains(tree.this, tree.expression),
+            "ArrayContains": self._array_contains,
             **dict.fromkeys(_COMPARE, self._compare),
         }
 
@@ -102,6 +109,13 @@ class _Condition:
             raise RecursionError
         if kind not in self._kinds:
             raise _refused(tree, _EXPECTED)
+        if kind not in ("And", "Or", "Not", "Paren"):
+            self._passes += _LIKE_PASSES if "Like" in kind else 1
+            if self._passes > _MOST_PASSES:
+                raise InvalidInputError(
+                    f"where compares too often; expected at most {_MOST_PASSES} comparisons, of which LIKE counts for "
+                    f"{_LIKE_PASSES}: IN (...) is one, and allow_ids takes ids"
+                )
         return self._kinds[kind](tree, depth + 1)
 
     def _only(self, tree: Any, *names: str) -> None:
@@ -152,7 +166,6 @@ class _Condition:
                 raise _refused(tree, "a column on one side of a comparison, and on the other a plain value")
             kind, left, right = _MIRRORED[kind], right, left
         name, column = self._column(left)
-        compare = getattr(self._pc, _COMPARE[kind])
         if type(right).__name__ == "Column":
             other_name, other = self._column(right)
             if column.type != other.type and not (_is_number(self._pa, column) and _is_number(self._pa, other)):
@@ -160,28 +173,54 @@ class _Condition:
                     tree, f"columns of one kind: {name} is {self._kind(column)}, {other_name} {self._kind(other)}"
                 )
             self._refuse_lists(tree, name, column)
-            return compare(column, other)
+            if column.type != other.type:
+                column, other = (self._pc.cast(each, self._pa.float64(), safe=False) for each in (column, other))
+            return getattr(self._pc, _COMPARE[kind])(column, other)
         self._refuse_lists(tree, name, column)
-        return compare(column, self._value(right, name, column))
+        return self._against(column, kind, self._value(right, name, column))
+
+    def _against(self, column: Any, kind: str, value: Any) -> Any:
+        """Compares a column with a value, or with None, which is missing."""
+        if value is not None and self._pa.types.is_int64(column.type):
+            whole = math.floor(value) if math.isfinite(value) else None
+            if whole is None or whole not in _INT64 or whole != value:
+                # No number of the column is equal: which are below?
+                below = value > 0 if whole is None or whole not in _INT64 else None
+                if kind in ("EQ", "NEQ") or below is not None:
+                    always = {"EQ": False, "NEQ": True, "LT": below, "LTE": below}.get(kind, not below)
+                    return self._where_there(column, bool(always))
+                kind, value = ("LTE", whole) if kind in ("LT", "LTE") else ("GT", whole)
+            else:
+                value = whole
+        elif value is not None and self._pa.types.is_float64(column.type):
+            value = _as_float(value)
+        return getattr(self._pc, _COMPARE[kind])(column, self._pa.scalar(value, column.type))
+
+    def _where_there(self, column: Any, value: bool) -> Any:
+        """That, or missing where the column is."""
+        return self._pc.if_else(self._pc.is_null(column), self._pa.scalar(None, self._pa.bool_()), value)
 
     def _between(self, tree: Any, _depth: int) -> Any:
         self._only(tree, "this", "low", "high")
         name, column = self._column(tree.this)
         self._refuse_lists(tree, name, column)
         low, high = (self._value(tree.args[end], name, column) for end in ("low", "high"))
-        return self._pc.and_kleene(self._pc.greater_equal(column, low), self._pc.less_equal(column, high))
+        return self._pc.and_kleene(self._against(column, "GTE", low), self._against(column, "LTE", high))
 
     def _in(self, tree: Any, _depth: int) -> Any:
         self._only(tree, "this", "expressions")
         name, column = self._column(tree.this)
         self._refuse_lists(tree, name, column)
         values = [self._value(each, name, column) for each in tree.expressions]
-        known = [each for each in values if each.is_valid]
-        kinds = {each.type for each in known}
-        target = column.type if kinds <= {column.type} else self._pa.float64()
-        chosen = self._pa.array([each.as_py() for each in known], type=target)
-        found = self._pc.is_in(self._pc.cast(column, target), value_set=chosen)
-        if len(known) < len(values):  # what is not among the known ones may be equal to the missing one
+        known = [value for value in values if value is not None]
+        if self._pa.types.is_int64(column.type):  # no fraction is in it
+            known = [
+                int(value) for value in known if math.isfinite(value) and value == int(value) and int(value) in _INT64
+            ]
+        elif self._pa.types.is_float64(column.type):  # 0 is -0, too
+            known, column = [_as_float(value) + 0.0 for value in known], self._pc.add(column, 0.0)
+        found = self._pc.is_in(column, value_set=self._pa.array(known, type=column.type))
+        if None in values:  # what is not among the known ones may be equal to the missing one
             found = self._pc.if_else(found, True, self._pa.scalar(None, self._pa.bool_()))
         return self._pc.if_else(self._pc.is_null(column), self._pa.scalar(None, self._pa.bool_()), found)
 
@@ -200,18 +239,22 @@ class _Condition:
         name, column = self._column(tree.this)
         if not self._pa.types.is_string(column.type):
             raise _refused(tree, f"LIKE of a column of strings: {name} is {self._kind(column)}")
-        pattern = self._value(tree.expression, name, column).as_py()
+        pattern = self._value(tree.expression, name, column)
         if pattern is None:
             return self._pa.nulls(len(column), self._pa.bool_())
         found = self._pc.match_like(column, pattern, ignore_case=type(tree).__name__ == "ILike")
         return self._pc.invert(found) if tree.args.get("negate") else found
+
+    def _array_contains(self, tree: Any, _depth: int) -> Any:
+        self._only(tree, "this", "expression")
+        return self._contains(tree.this, tree.expression)
 
     def _contains(self, tree: Any, value: Any) -> Any:
         name, column = self._column(tree)
         if not self._pa.types.is_list(column.type):
             raise _refused(tree, f"a column of lists: {name} is {self._kind(column)}")
         wanted = self._value(value, name, self._pa.array([], self._pa.string()))
-        if not wanted.is_valid:
+        if wanted is None:
             return self._pa.nulls(len(column), self._pa.bool_())
         hits = self._pc.fill_null(self._pc.equal(self._pc.list_flatten(column), wanted), False)
         rows = self._pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
@@ -241,37 +284,39 @@ class _Condition:
             raise _refused(tree, f"array_contains({name}, value): {name} is a list of strings")
 
     def _value(self, tree: Any, name: str, column: Any) -> Any:
-        """A pyarrow scalar that the column can be compared with."""
+        """What the column can be compared with: a number, a text, a bool or a time; None: missing."""
         types, kind, sign = self._pa.types, type(tree).__name__, 1
         while kind in ("Neg", "Paren"):
             sign, tree = (-sign if kind == "Neg" else sign), tree.this
             kind = type(tree).__name__
         if kind == "Null":
-            return self._pa.scalar(None, column.type)
-        wanted = self._kind(column)
+            return None
         if kind == "Boolean" and types.is_boolean(column.type):
-            return self._pa.scalar(bool(tree.this))
-        if kind == "Cast" and types.is_timestamp(column.type) and type(tree.this).__name__ == "Literal":
-            tree, kind = tree.this, "Literal"
+            return bool(tree.this)
+        if kind == "Cast" and types.is_timestamp(column.type) and tree.to.this.name in _TIMES:
+            tree, kind = tree.this, type(tree.this).__name__
         if kind == "Literal" and tree.is_string and sign == 1:
             if types.is_string(column.type):
-                return self._pa.scalar(tree.this, self._pa.string())
+                return tree.this
             if types.is_timestamp(column.type):
-                return self._pa.scalar(_moment(tree.this, name), column.type)
+                return _moment(tree.this, name)
         if kind == "Literal" and not tree.is_string and _is_number(self._pa, column):
-            return self._number(tree, sign)
-        raise _refused(tree, f"a value for {name}, which is {wanted}")
+            return sign * _number(tree)
+        raise _refused(tree, f"a value for {name}, which is {self._kind(column)}")
 
-    def _number(self, tree: Any, sign: int) -> Any:
-        text = tree.this
-        whole = text.isdecimal()
-        try:
-            number = operator.mul(sign, int(text) if whole else float(text))
-        except ValueError:
-            raise _refused(tree, "a number") from None
-        if whole and not -(1 << 63) <= number < 1 << 63:
-            number, whole = float(number), False
-        return self._pa.scalar(number, self._pa.int64() if whole else self._pa.float64())
+
+def _number(tree: Any) -> int | float:
+    try:
+        return int(tree.this) if tree.this.isdecimal() else float(tree.this)
+    except ValueError:
+        raise _refused(tree, "a number") from None
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_number(pa: Any, column: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hybridindex.config import check_ids
 from hybridindex.errors import BuildError, InvalidInputError
+from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.filters.row_filter import RowFilters, ids_of
 from hybridindex.index.filters.row_numbers import row_numbers
 from hybridindex.index.ivf import IVFIndex
@@ -41,20 +42,31 @@ def delete(index: IVFIndex, ids: Any = None, where: str | None = None) -> int:
     index.mapped_model()  # is it open?
     if (ids is None) == (where is None):
         raise InvalidInputError("ids and where are both given, or missing; expected one of them")
-    numbers, _ = row_numbers(index)
-    if len(numbers.unknown):
-        raise index.integrity.error(numbers.unknown.tolist())
-    if where is not None:
-        there: I64 = np.unique(ids_of(index, RowFilters(index).make(None, None, where)))
-    else:
-        given = np.unique(check_ids("ids", ids))
-        there = given[np.diff(numbers.of_each(given)[1]) > 0]
+    given = None if ids is None else np.unique(check_ids("ids", ids))
     folder = index.integrity.folder
     with writers_lock(index.path, timeout_s=_WAIT_S):
         if read_current(index.path) != folder:
             raise BuildError(f"{folder.name} of {index.path} was replaced; open the index again, and delete there")
+        there = _ids_there(index, given, where)
         with index.deleted.appending() as (before, append):
             fresh = there if before is None else there[~before.contains(there)]
             if len(fresh):
                 append(fresh)
     return len(fresh)
+
+
+def _ids_there(index: IVFIndex, given: I64 | None, where: str | None) -> I64:
+    """(m,) int64: those of the given ids that have rows; or those of which the condition is true, by the attributes on
+    disk. With the writers' lock held."""
+    while True:
+        numbers, seen = row_numbers(index)
+        if len(numbers.unknown):
+            raise index.integrity.error(numbers.unknown.tolist())
+        if given is not None:
+            return given[np.diff(numbers.of_each(given)[1]) > 0]
+        index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
+        made = RowFilters(index).make(None, None, where)
+        there: I64 = np.unique(ids_of(index, made))
+        # Else ids may have been read from damaged bytes.
+        if seen == made.seen == index.integrity.marks[0]:
+            return there

@@ -42,7 +42,7 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
     file = as_path(file, "file")
     report = progress or no_progress
     blocks = index.manifest.layout == "pqfs32"
-    deleted = index.deleted.current()
+    deleted = index.deleted.read_now()
     if deleted is not None and blocks:
         raise UnsupportedIndexError(
             f"{len(deleted.ids)} ids of {index.path} were deleted; codec {index.codec!r} keeps rows in blocks, where "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import CorruptIndexError, InvalidInputError, UnreadableIndexError
 from hybridindex.index.attributes.stored import StoredAttributes
 from hybridindex.index.attributes.where import matching
 from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
@@ -56,6 +57,10 @@ class RowFilter:
         return self.mask.nbytes + self.counts.nbytes + ids
 
 
+def _spelt(part: bytes | None) -> bytes:
+    return b"\0" if part is None else b"\1" + len(part).to_bytes(8, "little") + part
+
+
 def ids_of(index: IVFIndex, wanted: RowFilter) -> I64:
     """(total,) int64: ids of the rows that a filter leaves, in the order of the lists."""
     rows = np.flatnonzero(np.unpackbits(wanted.mask, bitorder="little"))
@@ -72,8 +77,8 @@ class RowFilters:
         self._lock = threading.Lock()
         #: Changes of the quarantine that kept filters know of.
         self._seen = 0
-        #: The last answer of :meth:`alive`, and what it was for.
-        self._alive: tuple[Deleted, U8] | None = None
+        #: Answers of :meth:`without`, and what had been deleted; the last one is the last.
+        self._without: OrderedDict[RowFilter, tuple[Deleted, RowFilter]] = OrderedDict()
         #: By a digest of what each was made of that nobody can forge: one client's filter must never serve another's
         #: ids. The one that was asked for last is the last.
         self._kept: OrderedDict[bytes, RowFilter] = OrderedDict()
@@ -93,18 +98,18 @@ class RowFilters:
         """
         stored = None if where is None else self._attributes()
         digest = hashlib.sha256()
-        for ids in (allowed, denied):
-            digest.update(b"-" if ids is None else len(ids).to_bytes(8, "little"))
-            if ids is not None:
-                digest.update(ids.data)
-        if stored is not None and where is not None:
-            digest.update(f"{stored.spec.file_xxh3_128} {where}".encode())
+        # Each part says whether it is there, and how long: no two filters are spelt alike.
+        condition = None if stored is None else f"{stored.spec.file_xxh3_128} {where}".encode(errors="surrogatepass")
+        for part in (None if each is None else each.tobytes() for each in (allowed, denied)):
+            digest.update(_spelt(part))
+        digest.update(_spelt(condition))
         key = digest.digest()
         numbers, seen = row_numbers(self._index)
         with self._lock:
             if seen != self._seen:
                 self._seen = seen
                 self._kept.clear()
+                self._without.clear()
                 self._kept_bytes = 0
             if (known := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
@@ -130,10 +135,16 @@ class RowFilters:
 
     def _attributes(self) -> StoredAttributes:
         index = self._index.rows
-        if index.attributes is None:
-            why = index.attributes_problem or "hybridindex attributes INDEX TABLE gives them"
-            raise InvalidInputError(f"where is given, and the index has no attributes: {why}")
-        return index.attributes
+        stored, why = index.attributes, index.attributes_problem
+        if stored is not None:
+            try:
+                stored.columns  # noqa: B018 - reads them
+                return stored
+            except (CorruptIndexError, UnreadableIndexError) as error:
+                why = str(error)
+        # Clients are told it, too, and no paths.
+        why = why.replace(str(index.path), "INDEX") or "hybridindex attributes INDEX TABLE gives them"
+        raise InvalidInputError(f"where is given, and the index has no attributes: {why}")
 
     def check(self, wanted: Any) -> RowFilter:
         """Raises InvalidInputError: ``wanted`` is no filter of this index."""
@@ -148,19 +159,26 @@ class RowFilters:
             )
         return wanted
 
-    def alive(self, deleted: Deleted) -> U8:
-        """The mask of all rows but the deleted ones; kept for the next call."""
+    def without(self, wanted: RowFilter, deleted: Deleted | None) -> RowFilter:
+        """The filter that leaves the same rows but the deleted ones; kept for the next calls."""
+        if deleted is None:
+            return wanted
         with self._lock:
-            known = self._alive
-        if known is not None and known[0] is deleted:
-            return known[1]
-        numbers, _ = row_numbers(self._index)
-        left = np.ones(-(-numbers.count // 64) * 64, dtype=np.bool_)
+            known = self._without.get(wanted)
+            if known is not None and known[0] is deleted:
+                self._without.move_to_end(wanted)
+                return known[1]
+        numbers, seen = row_numbers(self._index)
+        left = np.unpackbits(wanted.mask, bitorder="little").view(np.bool_)
         left[numbers.of_ids(deleted.ids)] = False
-        mask = np.packbits(left, bitorder="little")
+        made = replace(wanted, seen=seen, **_counted(left, numbers.first))
         with self._lock:
-            self._alive = deleted, mask
-        return mask
+            self._without[wanted] = deleted, made
+            self._without.move_to_end(wanted)
+            # What was asked for is held, too.
+            while sum(each.nbytes + made.nbytes for each, (_, made) in self._without.items()) > _KEPT_BYTES:
+                self._without.popitem(last=False)
+        return made
 
     def _make(
         self,
@@ -181,16 +199,23 @@ class RowFilters:
             left[: numbers.count] &= matching(where, stored.columns)
         for list_id in numbers.unknown.tolist():
             left[numbers.first[list_id] : numbers.first[list_id + 1]] = True
-        before = np.concatenate([[0], np.cumsum(left, dtype=np.int64)])
         return RowFilter(
             allowed=allowed,
             denied=denied,
             where=where,
             attributes="" if stored is None else stored.spec.file_xxh3_128,
             fingerprint=self._index.rows.fingerprint,
-            mask=np.packbits(left, bitorder="little"),
             first=numbers.first,
-            counts=np.diff(before[numbers.first]),
-            total=int(before[-1]),
             seen=seen,
+            **_counted(left, numbers.first),
         )
+
+
+def _counted(left: npt.NDArray[np.bool_], first: I64) -> dict[str, Any]:
+    """Mask, counts and total of the rows that are left."""
+    before = np.concatenate([[0], np.cumsum(left, dtype=np.int64)])
+    return {
+        "mask": np.packbits(left, bitorder="little"),
+        "counts": np.diff(before[first]),
+        "total": int(before[-1]),
+    }

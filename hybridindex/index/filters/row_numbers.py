@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -18,6 +19,15 @@ __all__ = ["RowNumbers", "row_numbers"]
 #: Of open indexes, and how many changes of the quarantine they know of.
 _known: WeakKeyDictionary[IVFIndex, tuple[RowNumbers, int]] = WeakKeyDictionary()
 _making = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a child process, which has the lock as it was, and not the thread that held it."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 #: A table by id has so many places for each row at most; where ids are sparser, they are sorted.
 _PLACES_PER_ROW = 4

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import HybridIndexError
+from hybridindex.errors import CorruptIndexError, HybridIndexError
 from hybridindex.index.log.delete_log import DELETE_LOG, append_record, log_state, read_records
 from hybridindex.types import F32, I64
 
@@ -29,6 +31,8 @@ _log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 #: Places of an answer that are spare at least, while rows are deleted.
 _FEWEST_SPARE = 8
+#: As :func:`hybridindex.index.log.delete_log.log_state` says it.
+_NO_LOG = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,8 +54,11 @@ class Deleted:
 
     def spare(self, k: int, count: int) -> int:
         """How many more places an answer needs, so that ``k`` nearly always stay; of an index of ``count`` rows."""
-        share = min(1.0, len(self.ids) / max(count, 1))
-        return _FEWEST_SPARE + math.ceil(2 * k * share)
+        return _FEWEST_SPARE + math.ceil(2 * k * self.share(count))
+
+    def share(self, count: int) -> float:
+        """Of the rows of an index of ``count``; of one with repeated ids, about."""
+        return min(1.0, len(self.ids) / max(count, 1))
 
     def leave_out(self, distances: F32, ids: I64, k: int) -> tuple[F32, I64] | None:
         """The first ``k`` of each row of an answer (n, k + spare) that were not deleted; None where a row has fewer of
@@ -86,15 +93,21 @@ class DeletedIds:
             CorruptIndexError, UnsupportedIndexError, UnreadableIndexError: as
             :func:`hybridindex.index.log.delete_log.read_records`.
         """
-        self.path = folder / DELETE_LOG
+        # Wherever the process goes.
+        self.path = folder.absolute() / DELETE_LOG
         self._rows, self._keep_max = rows_xxh3_128, keep_max
-        self._lock = threading.Lock()
+        self.renew_locks()
         #: Of the log when it was read, and where its last record ends.
-        self._state, self._end = (0, 0), 0
+        self._state, self._end = _NO_LOG, 0
         self._deleted: Deleted | None = None
         self._look_again_s = 0.0
         self._problem = ""
         self._read()
+        _open.add(self)
+
+    def renew_locks(self) -> None:
+        """In a child process, which has the lock as it was, and not the thread that held it."""
+        self._lock = threading.Lock()
 
     def current(self) -> Deleted | None:
         """What was deleted until now; None: nothing."""
@@ -111,6 +124,16 @@ class DeletedIds:
                 self._lock.release()
         return self._deleted
 
+    def read_now(self) -> Deleted | None:
+        """What was deleted until now, by other processes too.
+
+        Raises:
+            CorruptIndexError, UnreadableIndexError: the log is gone, damaged, or cannot be read.
+        """
+        with self._lock:
+            self._read()
+            return self._deleted
+
     @contextmanager
     def appending(self) -> Iterator[tuple[Deleted | None, Callable[[I64], None]]]:
         """With the writers' lock held: what was deleted until now, and a function that deletes more, durably when it
@@ -126,18 +149,23 @@ class DeletedIds:
     def _append(self, ids: I64) -> None:
         before = self._deleted
         number = 1 + (0 if before is None else before.n_records)
-        self._end = append_record(self.path, self._rows, ids, end=self._end, number=number)
-        self._state = log_state(self.path)
-        ids = np.sort(ids)
+        every = np.sort(ids)
         if before is not None:
-            ids = np.insert(before.ids, np.searchsorted(before.ids, ids), ids)
-        self._publish(ids, number)
+            every = np.insert(before.ids, np.searchsorted(before.ids, every), every)
+        end = append_record(self.path, self._rows, ids, end=self._end, number=number)
+        self._publish(every, number, end)
+        # Last: whatever interrupts this has the log read again.
+        self._state = log_state(self.path)
 
     def _read(self) -> None:
         """Anew where it was changed: what others wrote and could not sync, they take back."""
         state = log_state(self.path)
         if state == self._state:
             return
+        if state == _NO_LOG:
+            raise CorruptIndexError(
+                f"{self.path}, which says what was deleted, is gone; was its generation removed? open the index again"
+            )
         found = read_records(self.path, self._rows)
         if found.torn:
             _log.warning(
@@ -146,10 +174,23 @@ class DeletedIds:
                 self.path,
                 found.torn,
             )
-        self._state, self._end = state, found.end
-        self._publish(np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found.ids])), len(found.ids))
+        ids = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found.ids]))
+        self._publish(ids, len(found.ids), found.end)
+        self._state = state
 
-    def _publish(self, ids: I64, n_records: int) -> None:
+    def _publish(self, ids: I64, n_records: int, end: int) -> None:
         ids.setflags(write=False)
+        self._end = end
         # One reference: searches have the old ids or the new ones.
         self._deleted = Deleted(ids=ids, n_records=n_records, keep_max=self._keep_max) if len(ids) else None
+
+
+_open: WeakSet[DeletedIds] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for each in _open:
+        each.renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

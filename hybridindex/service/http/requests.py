@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from hybridindex.config import MAX_CANDIDATES
@@ -220,8 +220,8 @@ class Requests:
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
             min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
             candidates: Annotated[int, _count(MAX_CANDIDATES, compared), _WHOLE]
-            allow_ids: Annotated[list[ids], Field(max_length=MAX_FILTER_IDS, description=allowed)]
-            deny_ids: Annotated[list[ids], Field(max_length=MAX_FILTER_IDS, description=denied)]
+            allow_ids: Annotated[list[ids], FailFast(), Field(max_length=MAX_FILTER_IDS, description=allowed)]
+            deny_ids: Annotated[list[ids], FailFast(), Field(max_length=MAX_FILTER_IDS, description=denied)]
             where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
 
         @_closed

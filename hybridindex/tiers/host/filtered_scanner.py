@@ -16,7 +16,6 @@ import numpy as np
 from hybridindex.extension import native
 from hybridindex.index.filters.row_filter import RowFilter, ids_of
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.log.deleted import Deleted
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
@@ -36,7 +35,7 @@ _ROWS_PER_RANKED_LIST = 4
 #: So many queries share the rows of lists enough to be compared list by list; and from this share of the rows on, whole
 #: blocks of them are.
 _FEWEST_BY_LIST, _SPARSE = 4, 0.3
-#: Bytes of positions that are kept for searches to come.
+#: Bytes of positions, and of their filters, that are kept for searches to come.
 _KEPT_BYTES = 16 << 20
 
 
@@ -75,7 +74,7 @@ def choose_lists(probes: I64, coarse: F32, counts: I64, sizes: I64, nprobe: int,
     """
     there = probes >= 0
     matches = np.where(there, counts[probes], 0)
-    wanted = np.maximum(np.where(there, sizes[probes], 0)[:, :nprobe].sum(axis=1), k)
+    wanted = np.maximum(np.where(there[:, :nprobe], sizes[probes[:, :nprobe]], 0).sum(axis=1), k)
     before = np.cumsum(matches, axis=1) - matches
     taken = (matches > 0) & (before < wanted[:, None])
     n_probes, n_rows = taken.sum(axis=1), np.where(taken, matches, 0).sum(axis=1)
@@ -133,8 +132,8 @@ class FilteredScanner:
                 self._scanner = HostNativeScanner(rows, threads=host.threads, pool=host.pool)
             else:
                 self._reranker = host.reranker
-        #: Positions of all rows of filters of late, and what was deleted then; the last one is the last.
-        self._kept: OrderedDict[RowFilter, tuple[Deleted | None, I64]] = OrderedDict()
+        #: Positions of all rows of filters of late; the last one is the last.
+        self._kept: OrderedDict[RowFilter, I64] = OrderedDict()
         #: The last filter that was scanned with, and its ids in ascending order.
         self._last: tuple[RowFilter, I64] | None = None
 
@@ -157,30 +156,22 @@ class FilteredScanner:
                 return chosen
             p = min(self._index.nlist, _MORE_LISTS * p)
 
-    def compare(
-        self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int, deleted: Deleted | None, alive: U8 | None
-    ) -> tuple[F32, I64]:
+    def compare(self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int) -> tuple[F32, I64]:
         """The ``k`` nearest rows of the filter in the chosen lists: distances (n, k) float32 and ids (n, k) int64, best
-        first, as a scan answers them.
-
-        ``deleted``: ids that are left out, and ``alive``, the mask of the other rows; None: none is.
-        """
+        first, as a scan answers them."""
         scanner = self._scanner
         if scanner is None and self._reranker is None:
-            probes, coarse, left = chosen.probes, np.ascontiguousarray(chosen.coarse), self._ids_of(wanted)
-            if deleted is not None:
-                left = left[~deleted.contains(left)]
-            return self._host.scan_checked(queries, np.ascontiguousarray(probes), coarse, k, filter_ids=left)
-        mask = wanted.mask if alive is None else wanted.mask & alive
+            probes, coarse = chosen.of_each(len(queries))
+            return self._host.scan_checked(queries, probes, coarse, k, filter_ids=self._ids_of(wanted))
         if scanner is None:
-            return self._rerank(queries, wanted, chosen, k, mask)
+            return self._rerank(queries, wanted, chosen, k)
         few = len(queries) < _FEWEST_BY_LIST and wanted.total < _SPARSE * self._index.count
         if scanner.scans_scattered_rows and (chosen.same or few):
-            return scanner.scan_scattered(queries, self._positions(wanted, chosen, mask, deleted), k)
+            return scanner.scan_scattered(queries, self._positions(wanted, chosen), k)
         probes, coarse = chosen.of_each(len(queries))
-        return scanner.scan_checked(queries, probes, coarse, k, rows=(mask, wanted.first))
+        return scanner.scan_checked(queries, probes, coarse, k, rows=(wanted.mask, wanted.first))
 
-    def _rerank(self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int, mask: U8) -> tuple[F32, I64]:
+    def _rerank(self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int) -> tuple[F32, I64]:
         """Compares as many queries at a time as their positions have memory for."""
         assert self._reranker is not None
         probes, _ = chosen.of_each(len(queries))
@@ -190,25 +181,26 @@ class FilteredScanner:
         for start in range(0, len(queries), step):
             at = slice(start, start + step)
             positions = np.empty((len(queries[at]), width), dtype=np.int64)
-            matching_rows(mask, wanted.first, probes[at], positions)
+            matching_rows(wanted.mask, wanted.first, probes[at], positions)
             found.append(self._reranker.rerank(queries[at], positions, k))
         if len(found) == 1:
             return found[0]
         return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
 
-    def _positions(self, wanted: RowFilter, chosen: ChosenLists, mask: U8, deleted: Deleted | None) -> I64:
+    def _positions(self, wanted: RowFilter, chosen: ChosenLists) -> I64:
         """Of the rows in the chosen lists: (n, w), or (1, w) where these are the same for all. Those are kept."""
         known = self._kept.get(wanted) if chosen.same else None
-        if known is not None and known[0] is deleted:
+        if known is not None:
             self._kept.move_to_end(wanted)
-            return known[1]
+            return known
         probes = np.ascontiguousarray(chosen.probes)
         positions = np.empty((len(probes), int(chosen.n_rows.max(initial=0))), dtype=np.int64)
-        matching_rows(mask, wanted.first, probes, positions)
-        if chosen.same and positions.nbytes <= _KEPT_BYTES:
-            self._kept[wanted] = deleted, positions
+        matching_rows(wanted.mask, wanted.first, probes, positions)
+        if chosen.same and wanted.nbytes + positions.nbytes <= _KEPT_BYTES // 4:
+            self._kept[wanted] = positions
             self._kept.move_to_end(wanted)
-            while sum(kept.nbytes for _, kept in self._kept.values()) > _KEPT_BYTES:
+            # Filters that are held are nobody else's any more.
+            while sum(each.nbytes + kept.nbytes for each, kept in self._kept.items()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
         return positions
 

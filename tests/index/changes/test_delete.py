@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,14 @@ import pytest
 
 import hybridindex as hx
 from hybridindex import filesystem
-from hybridindex.errors import BuildError, DamagedListsError, DiskFullError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import (
+    BuildError,
+    CorruptIndexError,
+    DamagedListsError,
+    DiskFullError,
+    InvalidInputError,
+    UnsupportedIndexError,
+)
 from hybridindex.index import open_index
 from hybridindex.index.changes.delete import delete
 from hybridindex.index.filters.write_attributes import write_attributes
@@ -28,6 +36,7 @@ from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.router.code_searches import differences
 from tests.router.test_filtered import check_exact
+from tests.stuck import held_quantizer
 
 WAIT_S = 300
 N = 3000
@@ -90,6 +99,76 @@ def test_what_was_deleted_is_found_no_more(tmp_path, kind, metric, n_devices):
         with open_index(tmp_path / "i") as again, Router(again, precision=kind[1]) as router:
             check_alive(router, queries, 10, gone)
             assert len(again.deleted.current().ids) == len(gone)
+
+
+def test_lists_are_chosen_by_what_is_left_in_them(tmp_path):
+    """However many rows of the nearest lists were deleted, k are found while there are as many."""
+    with small_index(tmp_path / "i") as index, Router(index) as router:
+        queries = clustered(3, seed=3)
+        near = np.unique(index.quantize(queries, 6)[0])
+        delete(index, np.concatenate([index.list_ids(int(each)) for each in near]))
+        for given in ({}, {"deny_ids": [0]}, {"allow_ids": np.arange(0, N, 2)}):
+            result = router.search(queries, 10, 2, **given)
+            assert (result.ids >= 0).all()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
+def test_codes_keep_their_recall(tmp_path, share):
+    queries = clustered(40, seed=9)
+    with with_codes(small_index(tmp_path / "i"), bits=2) as index, Router(index, precision="codes") as router:
+        gone = np.random.default_rng(0).permutation(N)[: int(share * N)]
+        delete(index, gone)
+        result = router.search(queries, 10, NLIST)
+        assert not np.isin(result.ids, gone).any()
+        with Router(index, precision="rows") as exact:
+            right = exact.search(queries, 10, NLIST)
+        found = [len(np.intersect1d(a, b)) / 10 for a, b in zip(result.ids, right.ids, strict=True)]
+        assert np.mean(found) > 0.95
+
+
+def test_a_request_that_falls_short_while_the_router_closes_is_answered(tmp_path, monkeypatch):
+    with small_index(tmp_path / "i") as index:
+        router = Router(index)
+        near = router.search(clustered(1), 300, NLIST).ids[0]
+        delete(index, near)
+        _, resume = held_quantizer(index, monkeypatch)
+        futures = [router.submit(clustered(1), 10, NLIST) for _ in range(3)]
+        closing = threading.Thread(target=router.close)
+        closing.start()
+        while not router._engine._closed:
+            time.sleep(0.001)
+        resume.set()
+        closing.join(WAIT_S)
+        for future in futures:
+            ids = future.result(WAIT_S).ids
+            assert (ids >= 0).all()
+            assert not np.isin(ids, near).any()
+
+
+def test_a_short_request_says_what_devices_did_and_is_told_once(tmp_path):
+    told = []
+    with small_index(tmp_path / "i") as index:
+        plan = hand_made_plan(index, np.zeros(NLIST, np.int64))
+        with Router(index, plan=plan, devices=["cpu"]) as router:
+            near = router.search(clustered(1), 300, NLIST).ids[0]
+            delete(index, near)
+            result = router.submit(clustered(1), 10, NLIST, on_batch=told.append).result(WAIT_S)
+            assert result.hit_rate.tolist() == [1.0]
+            router.submit(clustered(1), 1, 1).result(WAIT_S)
+        assert len(told) == 1
+
+
+def test_a_rollback_to_a_damaged_log_is_refused(tmp_path):
+    with small_index(tmp_path / "i") as index:
+        delete(index, [1])
+        delete(index, [2])
+    log = tmp_path / "i" / "gen-000001" / "deletes.log"
+    raw = bytearray(log.read_bytes())
+    raw[64 + 33] ^= 1
+    log.write_bytes(raw)
+    hx.build(clustered(N), tmp_path / "i", nlist=NLIST, metric="l2", replace=True).close()
+    with pytest.raises(CorruptIndexError, match=r"deletes.log is damaged"):
+        hx.rollback(tmp_path / "i")
 
 
 def test_everything_may_be_deleted(tmp_path):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridindex.index.changes.delete import delete
 from hybridindex.index.filters import row_filter
 from hybridindex.index.filters.row_filter import RowFilters
-from tests.clustered import small_index
+from hybridindex.router import Router
+from hybridindex.tiers.host import filtered_scanner
+from tests.clustered import clustered, small_index
 
 N, NLIST = 700, 8
 
@@ -71,3 +74,41 @@ def test_the_ids_of_a_damaged_list_count_as_left_until_it_is_good_again(index):
     after = filters.make(others, None)
     assert ids_left(index, after) == set(others.tolist())
     assert ids_left(index, filters.make(mine, None)) == set(mine.tolist())
+
+
+def test_deleted_rows_stay_away_when_their_list_is_good_again(index):
+    filters = RowFilters(index)
+    gone = index.list_ids(1)[:5].copy()
+    delete(index, gone)
+    deleted = index.deleted.current()
+    everything = filters.make(None, None)
+    index.integrity.quarantine([1])
+    filters.without(filters.renewed(everything), deleted)
+    index.integrity.lift([1])
+    left = filters.without(filters.renewed(everything), deleted)
+    assert ids_left(index, left) == set(range(N)) - set(gone.tolist())
+    assert left.counts[1] == index.list_sizes[1] - 5
+    assert filters.without(filters.renewed(everything), deleted) is left
+    assert filters.without(everything, None) is everything
+
+
+def test_no_two_filters_are_spelt_alike(index):
+    filters = RowFilters(index)
+    some = np.arange(45)
+    made = [filters.make(a, d) for a in (None, some[:0], some, some[:44]) for d in (None, some[:0], some, some[:44])]
+    assert len({id(each) for each in made}) == len(made)
+    spelt = row_filter._spelt
+    assert spelt(None) + spelt(b"") + spelt(None) != spelt(b"") + spelt(None) + spelt(None)
+
+
+def test_filters_that_are_held_are_counted(index, monkeypatch):
+    monkeypatch.setattr(filtered_scanner, "_KEPT_BYTES", 4000)
+    monkeypatch.setattr(row_filter, "_KEPT_BYTES", 4000)
+    delete(index, [0])
+    with Router(index) as router:
+        for i in range(60):
+            router.search(clustered(1), 3, 4, allow_ids=[i])
+        scanner = router._engine._filtered._scanner
+        assert sum(wanted.nbytes + at.nbytes for wanted, at in scanner._kept.items()) <= 4000
+        assert len(scanner._kept) < 60
+        assert len(router._searcher._filters._without) < 60

@@ -173,3 +173,49 @@ def test_an_answer_without_deleted_rows(seed, k, spare, keep_max):
     for row, some in enumerate(left):
         some = (some + [(worst, -1)] * k)[:k]
         assert list(zip(found[0][row].tolist(), found[1][row].tolist(), strict=True)) == some
+
+
+def test_a_log_that_is_gone_brings_nothing_back(tmp_path, caplog):
+    deleted = DeletedIds(tmp_path, ROWS, keep_max=False)
+    delete(deleted, [1, 2])
+    deleted.path.unlink()
+    for _ in range(2):
+        deleted._look_again_s = 0.0
+        assert deleted.current().ids.tolist() == [1, 2]
+    assert caplog.text.count("which says what was deleted, is gone") == 1
+    for ask in (deleted.read_now, lambda: delete(deleted, [3])):
+        with pytest.raises(CorruptIndexError, match="is gone"):
+            ask()
+    assert deleted.current().ids.tolist() == [1, 2]
+
+
+def test_an_interrupted_deletion_leaves_the_next_one_its_own_number(tmp_path, monkeypatch):
+    deleted = DeletedIds(tmp_path, ROWS, keep_max=False)
+    delete(deleted, [1])
+
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    for moment in ("_publish", "path"):
+        with monkeypatch.context() as patch:
+            if moment == "_publish":
+                patch.setattr(deleted, "_publish", interrupted)
+            else:
+                patch.setattr("hybridindex.index.log.deleted.log_state", Once(interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                delete(deleted, [2 if moment == "_publish" else 3])
+    delete(deleted, [4])
+    expected = [1, 2, 3, 4]
+    assert deleted.current().ids.tolist() == expected
+    assert DeletedIds(tmp_path, ROWS, keep_max=False).current().ids.tolist() == expected
+
+
+class Once:
+    """Fails at its second call: the first looks whether the log was changed."""
+
+    def __init__(self, fail):
+        self._calls, self._fail = 0, fail
+
+    def __call__(self, path):
+        self._calls += 1
+        return self._fail() if self._calls == 2 else (path.stat().st_size, path.stat().st_mtime_ns)
