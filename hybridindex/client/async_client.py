@@ -182,6 +182,12 @@ class AsyncClient(OfOneProcess):
         """
         return await self._send(messages.reload_call())
 
+    async def delete(self, ids: Any = None, *, where: str | None = None) -> int:
+        """As :meth:`hybridindex.api.Index.delete`, of the index that is served; how many ids were deleted.
+        Searches that begin afterwards leave them out. Needs a key with the role admin."""
+        answer = await self._send(messages.delete_call(ids, where))
+        return int(answer["deleted"])
+
     async def drain(self) -> None:
         """Lets the daemon finish and stop, with all its indexes. Needs a key with the role admin."""
         await self._send(messages.drain_call())

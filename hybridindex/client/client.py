@@ -179,6 +179,12 @@ class Client(OfOneProcess):
         """
         return self._send(messages.reload_call())
 
+    def delete(self, ids: Any = None, *, where: str | None = None) -> int:
+        """As :meth:`hybridindex.api.Index.delete`, of the index that is served; how many ids were deleted.
+        Searches that begin afterwards leave them out. Needs a key with the role admin."""
+        answer = self._send(messages.delete_call(ids, where))
+        return int(answer["deleted"])
+
     def drain(self) -> None:
         """Lets the daemon finish and stop, with all its indexes. Needs a key with the role admin."""
         self._send(messages.drain_call())

@@ -39,6 +39,7 @@ __all__ = [
     "apply_plan_call",
     "check_index",
     "close_session_call",
+    "delete_call",
     "drain_call",
     "error_of",
     "indexes_call",
@@ -170,6 +171,16 @@ def apply_plan_call(plan: int | str, *, dry_run: bool, options: Mapping[str, Any
 def reload_call() -> Call[dict[str, Any]]:
     """Sent twice, it finds that generation serving."""
     return Call(method="POST", path="/v1/reload", read=object_of, is_change=True)
+
+
+def delete_call(ids: Any, where: str | None) -> Call[dict[str, Any]]:
+    """Sent twice, it deletes once.
+
+    Raises:
+        InvalidInputError: ids are no integers.
+    """
+    asked = Call(method="POST", path="/v1/vectors/delete", read=object_of, is_change=True)
+    return _with_json(asked, {"ids": None if ids is None else check_ids("ids", ids).tolist(), "where": where})
 
 
 def drain_call() -> Call[None]:

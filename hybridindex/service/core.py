@@ -55,7 +55,7 @@ from hybridindex.service.serving import (
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
-from hybridindex.types import F32, HitRateChoice, SearchResult
+from hybridindex.types import F32, I64, HitRateChoice, SearchResult
 
 __all__ = ["Service"]
 
@@ -366,6 +366,14 @@ class Service(OfOneProcess):
     def close_session(self, session_id: str, client: str) -> None:
         """Raises UnknownSessionError."""
         self.sessions.close(session_id, client)
+
+    # Rows
+
+    def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, int]:
+        """Deletes rows of the generation that serves; see :meth:`hybridindex.api.Index.delete`. Blocks on the disk."""
+        n = self.index.delete(ids, where=where)
+        _log.info("deleted %d ids, %d in all", n, self.index.n_deleted)
+        return {"deleted": n, "deleted_in_all": self.index.n_deleted}
 
     # Plans
 

@@ -46,7 +46,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
 #: Where several indexes are served, the routes of one begin with this and its name, in place of ``/v1``.
 INDEXES = "/v1/indexes/"
-_ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent"})
+_ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent", "/v1/vectors/delete"})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
 #: Larger answers count until the client has taken them.

@@ -218,6 +218,7 @@ INDEXES = answer(
     "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are "
     "those of each device, null without a share of one budget",
 )
+DELETED = answer(closed({"deleted": _COUNT, "deleted_in_all": _COUNT}), "How many ids had rows, and all so far")
 RELOADED = answer(
     closed(
         {

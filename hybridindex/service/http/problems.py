@@ -13,11 +13,14 @@ from typing import Any
 
 from hybridindex.errors import (
     AccessDeniedError,
+    BuildError,
     DamagedListsError,
     DeadlineExceededError,
     DeviceError,
+    DiskFullError,
     InfeasiblePlanError,
     InvalidInputError,
+    NotWritableError,
     OverloadedError,
     PlanConflictError,
     PlanningError,
@@ -122,6 +125,11 @@ def problem_of(error: BaseException) -> Problem:
         # Messages begin with the name of the field.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
+    if isinstance(error, DiskFullError | NotWritableError):
+        return Problem(507, "disk", "Nothing was written", "the disk of the index takes nothing; the log says why")
+    if isinstance(error, BuildError):
+        words = "another process writes to the index, or it was replaced and has to be reloaded; nothing was changed"
+        return Problem(409, "index-busy", "The index was not changed", words)
     if isinstance(error, StoreError):
         words = "the control store does not take or give what this needs; GET /healthz and the log say why"
         return Problem(507, "store", "Control store unavailable", words)

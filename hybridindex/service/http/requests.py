@@ -205,12 +205,13 @@ class Requests:
         )
         named = f"a list of at most {MAX_FILTER_IDS} integers. JSON bodies only. "
         allowed = f"{named}Ids that may be answered; default: all. Those that no row has change nothing."
+        deleted = f"a list of at most {MAX_FILTER_IDS} integers. Those that no row has change nothing. Or where."
         denied = f"{named}Ids that may not be answered."
         condition = (
             f"a text of at most {MAX_WHERE_CHARACTERS} characters. JSON bodies only. A condition on attributes that "
             "rows have to meet, as lang = 'en' AND year >= 2020."
         )
-        ids = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), _WHOLE]
+        one_id = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), _WHOLE]
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 
         @_closed
@@ -220,8 +221,13 @@ class Requests:
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
             min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
             candidates: Annotated[int, _count(MAX_CANDIDATES, compared), _WHOLE]
-            allow_ids: Annotated[list[ids], FailFast(), Field(max_length=MAX_FILTER_IDS, description=allowed)]
-            deny_ids: Annotated[list[ids], FailFast(), Field(max_length=MAX_FILTER_IDS, description=denied)]
+            allow_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=allowed)]
+            deny_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=denied)]
+            where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
+
+        @_closed
+        class Delete(TypedDict, total=False):
+            ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=deleted)]
             where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
 
         @_closed
@@ -263,6 +269,9 @@ class Requests:
         self.session = Body(Session, {"lookahead_bytes": 8 << 20}, **{"not": both})
         self.repartition = Body(Repartition, {"apply": False, "slo_ms": 50, "coverage": SOLVE})
         self.apply = Body(Apply, {"force": False})
+        either = {"oneOf": [{"required": ["ids"]}, {"required": ["where"]}]}
+        self.delete = Body(Delete, {"ids": [17, 4]}, **either)
+        self.delete.document["requestBody"]["required"] = True
 
     def read_search(self, body: bytes, content_type: str, options: Mapping[str, str]) -> SearchRequest:
         """As :meth:`QueryBody.read`."""

@@ -109,6 +109,10 @@ class IndexRoutes:
                 {200: answers.RECENT, **taken, **change},
             ),
             (
+                "POST", "/vectors/delete", self.delete, "Delete rows; admin", bodies.delete.document,
+                {200: answers.DELETED, **taken, **change, **openapi.problems(507)},
+            ),
+            (
                 "POST", "/reload", self.reload, "Serve the current generation of the index; admin", {},
                 {200: answers.RELOADED, **taken, **change},
             ),
@@ -205,6 +209,11 @@ class IndexRoutes:
         except ProfileError:
             raise _unknown_plan(choice) from None
         return json_answer(describe(answer))
+
+    async def delete(self, request: Request) -> Response:
+        asked = await self._object(request, self.search.requests.delete)
+        # No change of the plan is waited for.
+        return json_answer(await self.calls.read(caller_of(request).name, self.service.delete, **asked))
 
     async def reload(self, request: Request) -> Response:
         await self._object(request, NOTHING)
