@@ -58,6 +58,8 @@ def status_of(service: Service) -> dict[str, Any]:
             "fingerprint": index.fingerprint,
             "generation": index.ivf.generation,
             "count": index.count,
+            "deleted": index.n_deleted,
+            "attributes": index.attributes,
             "dim": index.dim,
             "nlist": index.nlist,
             "metric": index.metric,

@@ -32,6 +32,7 @@ def test_a_client_s_deletions_are_seen_at_once_and_last(make_service, index_path
         assert client.delete(near) == len(near)
         assert not np.isin(client.search(queries, 5, 6).ids, near).any()
         assert client.delete(near) == 0
+        assert client.status()["index"]["deleted"] == len(near)
         assert asyncio.run(asynchronously(port)) == 2 - int(np.isin([1, 2], near).sum())
         with client.session() as session:
             session.lookahead(queries)

@@ -96,6 +96,7 @@ def test_conditions_are_searched_for(index_path, make_service, queries):
         assert_same(client.search(queries, 5, 4, where=where), right)
         assert_same(client.search(queries, 5, 4, where=" OR ".join([where] * 100)), right)
         assert_same(client.search(queries, 5, 4, where=where, deny_ids=[]), right)
+        assert client.status()["index"]["attributes"] == {"year": "int", "lang": "string"}
         with client.session() as session:
             assert_same(session.search(queries, 5, 4, where=where), right)
         for wrong, message in (

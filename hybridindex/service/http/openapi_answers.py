@@ -241,7 +241,8 @@ STATUS = answer(
             "index": closed(
                 {
                     **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner", "precision"), _TEXT),
-                    **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe", "list_bytes"), _COUNT),
+                    **dict.fromkeys(("generation", "count", "deleted", "dim", "nlist", "nprobe", "list_bytes"), _COUNT),
+                    "attributes": {"type": "object", "additionalProperties": _TEXT},
                     **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
                     "rows": {"enum": ["resident", "mapped"]},
                 }
