@@ -1,6 +1,7 @@
 """What users hold: an index that can profile itself, plan for an SLO and serve.
 
-Each method hands over to the room that owns the work; nothing is computed here.
+Each method hands over to the room that owns the work; nothing is computed here. Longer than other files: most of it is
+what the public methods promise.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ longer than a small search.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
@@ -27,8 +26,9 @@ from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.deadline import nprobe_for_deadline
 from hybridindex.router.batch.parts import RouterParts
-from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport, StageTime
+from hybridindex.router.batch.reports import BatchReports
+from hybridindex.router.batch.split import HOST, ProbePart, split_probes
+from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
@@ -99,11 +99,10 @@ class Engine:
         #: Most queries in one batch; None: everything that waits and fits (a small cap causes backlogs).
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
-        self._listeners = listeners
+        self._reports = BatchReports(parts.stats, listeners)
         self._filtered = FilteredSearches(parts, filters)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts)
-        self._numbers = itertools.count(1)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
         self._work_of_probe: I64 = np.append(self._list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -165,12 +164,12 @@ class Engine:
         Raises:
             Exception: whatever the search failed with.
         """
-        if self._direct is None or self._listeners or not self._take_turn():
+        if self._direct is None or self._reports.listeners or not self._take_turn():
             return None
         try:
             found = self._direct.search(queries, k, nprobe, kept, deleted, spare)
             if found is not None:
-                next(self._numbers)
+                self._reports.next_number()
             return found
         finally:
             self._turn.release()
@@ -327,7 +326,7 @@ class Engine:
                 _log.exception("a search with a filter failed")
             request.reply.fail(error)
             return
-        self._tell(
+        self._reports.tell(
             [request], clock, clock.times(), n_queries=len(request.queries), nprobe=request.nprobe, candidates=n_rows
         )
 
@@ -403,7 +402,8 @@ class Engine:
         batch.clock.note(SPLIT, quantized_s)
         for number, request in enumerate(requests):
             request.tell_probes(probes[batch.rows_of(number)])
-        self._count(requests, split)
+        # Where damage was found, some may be searched again, and were counted.
+        self._reports.count(requests, split, any_again=bool(self._integrity.marks[0]))
         if len(list_device) > nlist and self._any_rows(list_device):
             # Takes the batch, which it would else keep alive in a circle.
             def put(device: int, batch: Batch, comparison: Comparison, positions: I64) -> bool:
@@ -541,27 +541,6 @@ class Engine:
                 total -= int(own[:, nprobe:].sum())
                 probes[rows, nprobe:] = -1
 
-    def _count(self, requests: list[Request], split: ProbeSplit) -> None:
-        host = device = 0
-        for part in split.parts:
-            if part.device == HOST:
-                host += part.total_bytes
-            else:
-                device += part.total_bytes
-        n = len(split.n_parts)
-        n_requests, n_queries = len(requests), n
-        if self._integrity.marks[0]:  # damage was found: some may be searched again, and were counted
-            n_requests -= sum(request.again for request in requests)
-            n_queries -= sum(len(request.queries) for request in requests if request.again)
-        self._stats.add(
-            requests=n_requests,
-            queries=n_queries,
-            batches=1,
-            largest_batch=n,
-            host_work_bytes=host,
-            device_work_bytes=device,
-        )
-
     def _report(self, batch: Batch, again: Sequence[Request]) -> None:
         """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine.
 
@@ -580,7 +559,7 @@ class Engine:
                 device_fallbacks=batch.rerank_fallbacks,
                 row_pages=0 if self._codes is None or self._codes.on_disk is None else self._codes.on_disk.take_pages(),
             )
-        self._tell(
+        self._reports.tell(
             requests,
             clock,
             times,
@@ -589,43 +568,6 @@ class Engine:
             candidates=batch.candidates,
             again=[*again, *(request for request in requests if request.short)],
         )
-
-    def _tell(
-        self,
-        requests: Sequence[Request],
-        clock: BatchClock,
-        times: Sequence[tuple[str, float, float, float]],
-        *,
-        n_queries: int,
-        nprobe: int,
-        candidates: int,
-        again: Sequence[Request] = (),
-    ) -> None:
-        """Sums the stages of a batch that has ended, and tells who listens. Never raises."""
-        queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
-        self._stats.add_stages(queue_s, times)
-        own = [r.on_batch for r in requests if r.on_batch is not None and r not in again]
-        told = [*self._listeners, *own]
-        number = next(self._numbers)
-        if not told:
-            return
-        report = BatchReport(
-            number=number,
-            n_requests=len(requests),
-            n_queries=n_queries,
-            k=max(r.params.k for r in requests),
-            nprobe=nprobe,
-            candidates=candidates,
-            started_s=clock.started_s,
-            queue_s=queue_s,
-            stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=busy) for s, a, b, busy in times),
-        )
-        for tell in told:
-            try:
-                tell(report)
-            except BaseException:  # noqa: BLE001 - even SystemExit: one listener must not cost the others their answers
-                self._stats.add(listener_errors=1)
-                _log.exception("a listener of batches raised")
 
     def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> bool:
         """Scans and completes a part, or fails the batch: False. Never raises; the caller ends the scan."""

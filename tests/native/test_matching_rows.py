@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.extension import native
+from hybridindex import _native
 from hybridindex.tiers.host.filtered_scanner import matching_rows_reference
 from tests.examples import examples
-
-pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
 
 
 def a_filter(rng, sizes, share):
@@ -38,7 +36,7 @@ def test_it_finds_what_the_reference_finds(seed, sizes, share, room):
     held = np.where(probes >= 0, wanted.counts[probes], 0).sum(axis=1)
     shape = (len(probes), int(held.max(initial=0)) + room)
     found, expected = np.full(shape, -7), np.full(shape, -7)
-    native.matching_rows(wanted.mask, wanted.first, probes, found)
+    _native.matching_rows(wanted.mask, wanted.first, probes, found)
     matching_rows_reference(wanted.mask, wanted.first, probes, expected)
     assert found.tolist() == expected.tolist()
 
@@ -47,7 +45,7 @@ def test_what_does_not_fit_is_refused():
     wanted = a_filter(np.random.default_rng(0), [10, 70], 1.0)
 
     def ask(probes, width, mask=wanted.mask, first=wanted.first):
-        native.matching_rows(mask, first, np.array(probes), np.empty((len(probes), width), np.int64))
+        _native.matching_rows(mask, first, np.array(probes), np.empty((len(probes), width), np.int64))
 
     ask([[0, 1]], 80)
     with pytest.raises(ValueError, match="more rows than there is room"):

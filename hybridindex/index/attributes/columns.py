@@ -54,7 +54,7 @@ def as_attributes(table: Any) -> Any:
     elif type(table).__module__.partition(".")[0] == "pandas":
         try:
             table = pa.Table.from_pandas(table, preserve_index=False)
-        except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"attributes are no table: {error}") from None
     elif isinstance(table, Mapping):
         try:
@@ -111,7 +111,7 @@ def _plain(pa: Any, name: str, column: Any) -> Any:
         if types.is_date(kind):
             column = column.cast(pa.timestamp("us"))
         column = column.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InvalidInputError(f"attribute {name!r} is {kind} and does not fit {wanted}: {error}") from None
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 

@@ -7,6 +7,7 @@ import decimal
 import sys
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
@@ -46,8 +47,26 @@ def test_every_table_will_do():
     arrow = pa.table(columns)
     for given in (columns, arrow, arrow.to_batches()[0]):
         assert as_attributes(given).to_pydict() == columns
-    pandas = pytest.importorskip("pandas")
-    assert as_attributes(pandas.DataFrame(columns)).to_pydict() == columns
+    assert as_attributes(pandas.DataFrame(columns, index=[7, 9])).to_pydict() == columns
+
+
+def test_columns_of_a_data_frame_become_the_same_kinds():
+    frame = pandas.DataFrame(
+        {
+            "i": [1, 2],
+            "s": ["a", None],
+            "c": pandas.Categorical(["x", "y"]),
+            "t": pandas.to_datetime(["2020-01-31", None]),
+            "l": [["a"], []],
+            "f": [1.5, np.nan],
+            "b": [True, False],
+        }
+    )
+    table = as_attributes(frame)
+    kinds = ["int", "string", "string", "timestamp", "list of strings", "float", "bool"]
+    assert describe(table) == dict(zip("isctlfb", kinds, strict=True))
+    assert table["t"].to_pylist() == [datetime.datetime(2020, 1, 31, tzinfo=datetime.UTC), None]
+    assert table["f"].to_pylist() == [1.5, None]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +85,9 @@ def test_every_table_will_do():
         ({"": [1]}, "an attribute is named ''"),
         ({"x" * 129: [1]}, "expected 1..128 characters"),
         (pa.table([[1], [2]], names=["a", "a"]), "two columns of one name"),
+        (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "Duplicate column names"),
+        (pandas.DataFrame({"a": [1, "x"]}), "attributes are no table"),
+        (pandas.DataFrame({"a": [{"b": 1}]}), "attribute 'a' is struct"),
     ],
 )
 def test_what_is_no_table_is_refused(given, message):
