@@ -326,9 +326,8 @@ class Engine:
                 _log.exception("a search with a filter failed")
             request.reply.fail(error)
             return
-        self._reports.tell(
-            [request], clock, clock.times(), n_queries=len(request.queries), nprobe=request.nprobe, candidates=n_rows
-        )
+        n = len(request.queries)
+        self._reports.tell([request], clock, clock.times(), n_queries=n, nprobe=request.nprobe, candidates=n_rows)
 
     def _execute_batch(self, requests: list[Request], slot: _Slot) -> None:
         lease: Lease | None = None

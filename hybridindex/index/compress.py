@@ -20,7 +20,6 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.config import MAX_CANDIDATES
 from hybridindex.errors import (
-    BuildError,
     FileError,
     IndexFormatError,
     InvalidInputError,
@@ -48,9 +47,10 @@ from hybridindex.index.rabitq.spec import (
     parse_spec,
     render_spec,
 )
+from hybridindex.index.storage.additions import adding_to_generation, remove_additions
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import OutFile, versions, writers_lock
+from hybridindex.index.storage.generation import OutFile, versions
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import F32, I64, U8, Metric
 
@@ -179,12 +179,7 @@ def remove_codes(index: IVFIndex) -> int:
     """
     index.mapped_model()  # is it open?
     with _writing(index) as folder:
-        files = [*filesystem.list_folder(folder, "rabitq*")]
-        nbytes = sum(filesystem.stat(file).st_size for file in files)
-        filesystem.unlink(folder / SPEC_FILE, missing_ok=True)
-        filesystem.sync_folder(folder)
-        for file in files:
-            filesystem.unlink(file, missing_ok=True)
+        nbytes = remove_additions(folder, SPEC_FILE, "rabitq*")
     index.rabitq, index.rabitq_problem = None, ""
     return nbytes
 
@@ -193,9 +188,7 @@ def remove_codes(index: IVFIndex) -> int:
 def _writing(index: IVFIndex) -> Iterator[Path]:
     """The folder of the open generation, with the writers' lock; leaves no file there that nothing names."""
     folder = index.integrity.folder
-    with writers_lock(index.path):
-        if not filesystem.is_dir(folder):
-            raise BuildError(f"{folder.name} of {index.path} was replaced and removed; open the index again")
+    with adding_to_generation(index.path, folder):
         try:
             yield folder
         finally:

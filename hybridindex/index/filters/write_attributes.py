@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridindex import filesystem
 from hybridindex.config import check_ids
-from hybridindex.errors import BuildError, FileError, InvalidInputError
+from hybridindex.errors import FileError, InvalidInputError
 from hybridindex.index.attributes.columns import as_attributes, describe, in_row_order, need
 from hybridindex.index.attributes.stored import (
     SPEC_FILE,
@@ -26,8 +26,8 @@ from hybridindex.index.attributes.stored import (
 )
 from hybridindex.index.filters.row_numbers import RowNumbers
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.storage.additions import adding_to_generation, remove_additions
 from hybridindex.index.storage.checksums import digest_file
-from hybridindex.index.storage.generation import writers_lock
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import I64
 
@@ -59,9 +59,7 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
     with index.integrity.all_whole():
         ordered = in_row_order(given, _places(index, given, ids))
         folder = index.integrity.folder
-        with writers_lock(index.path):
-            if not filesystem.is_dir(folder):
-                raise BuildError(f"{folder.name} of {index.path} was replaced and removed; open the index again")
+        with adding_to_generation(index.path, folder):
             try:
                 spec = _write(index, folder, ordered)
             finally:
@@ -74,18 +72,14 @@ def remove_attributes(index: IVFIndex) -> int:
     """Removes the attributes of an open index, damaged ones too; returns their bytes.
 
     Raises:
-        InvalidInputError: the index is closed. BuildError: another process is writing, or something cannot be removed.
+        InvalidInputError: the index is closed. BuildError: another process is writing, the generation was
+            removed, or something cannot be removed.
     """
     index = index.rows
     index.mapped_model()
     folder = index.integrity.folder
-    with writers_lock(index.path):
-        files = [*filesystem.list_folder(folder, "attributes*")]
-        nbytes = sum(filesystem.stat(file).st_size for file in files)
-        filesystem.unlink(folder / SPEC_FILE, missing_ok=True)
-        filesystem.sync_folder(folder)
-        for file in files:
-            filesystem.unlink(file, missing_ok=True)
+    with adding_to_generation(index.path, folder):
+        nbytes = remove_additions(folder, SPEC_FILE, "attributes*")
     index.attributes, index.attributes_problem = None, ""
     return nbytes
 
