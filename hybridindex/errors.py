@@ -11,6 +11,7 @@ __all__ = [
     "FULL",
     "AccessDeniedError",
     "BuildError",
+    "BusyWritingError",
     "CorruptIndexError",
     "DamagedListsError",
     "DeadlineExceededError",
@@ -48,6 +49,7 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "StoreVersionError",
+    "SupersededError",
     "TraceError",
     "UnknownSessionError",
     "UnreachableError",
@@ -170,6 +172,19 @@ class UnsupportedIndexError(IndexFormatError):
 
 class BuildError(HybridIndexError):
     """A build stopped before its generation was committed; the previous generation is intact."""
+
+
+class SupersededError(BuildError):
+    """The generation was compacted into another one, which takes the change. Nothing was changed."""
+
+
+class BusyWritingError(BuildError):
+    """Rows come faster than lists can be written anew. Nothing was changed: the change can be sent again after
+    :attr:`retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DiskFullError(BuildError):

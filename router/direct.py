@@ -9,11 +9,12 @@ import time
 
 import numpy as np
 
-from hybridindex.index.log.deleted import Deleted
-from hybridindex.router.batch.merge import finish_topk
+from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.merge import finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import split_probes
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
+from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
+from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, SearchResult
 
@@ -23,8 +24,9 @@ __all__ = ["DirectSearch"]
 class DirectSearch:
     """Quantizes, scans and compares. One call at a time."""
 
-    def __init__(self, parts: RouterParts) -> None:
+    def __init__(self, parts: RouterParts, added: AddedScanner) -> None:
         """``parts``: of a router without devices, whose host scans with the extension."""
+        self._added = added
         self._index = index = parts.index
         self._integrity = index.integrity
         self._host = host = parts.host
@@ -36,7 +38,7 @@ class DirectSearch:
         self._stats, self._pace = parts.stats, parts.host_pace
 
     def search(
-        self, queries: F32, k: int, nprobe: int, kept: int, deleted: Deleted | None, spare: int
+        self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None, spare: int
     ) -> SearchResult | None:
         """As :meth:`hybridindex.router.engine.Engine.search_directly`. None: a list is damaged, a query probes none, or
         too many of its rows were deleted; nothing was counted."""
@@ -62,11 +64,19 @@ class DirectSearch:
         else:
             candidates = int(np.count_nonzero(ids >= 0))
             distances, ids = codes.reranker.rerank(queries, ids, k + spare)
-        if deleted is not None:
-            left = deleted.leave_out(distances, ids, k)
-            if left is None:
-                return None
-            distances, ids = left
+        stages = {}
+        if live is not None:
+            if live.deleted is not None:
+                left = live.deleted.leave_out(distances, ids, k)
+                if left is None:
+                    return None
+                distances, ids = left
+            if live.added is not None:
+                before = now()
+                found = self._added.scan(live.added, queries, probes, k)
+                if found is not None:
+                    merge_added(distances, ids, found, keep_max=self._keep_max)
+                stages[ADDED_SCAN] = now() - before
         if integrity.marks[0] != seen:
             return None
         ended_s = now()
@@ -76,7 +86,8 @@ class DirectSearch:
                 COARSE: quantized_s - started_s,
                 SPLIT: split_s - quantized_s,
                 HOST_SCAN: scanned_s - split_s,
-                MERGE if codes is None else RERANK: ended_s - scanned_s,
+                MERGE if codes is None else RERANK: ended_s - scanned_s - sum(stages.values()),
+                **stages,
             },
             n_queries=len(queries),
             host_bytes=part.total_bytes,

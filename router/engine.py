@@ -20,7 +20,8 @@ import numpy.typing as npt
 from hybridindex.config import RouterConfig
 from hybridindex.errors import DamagedListsError, RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilters
-from hybridindex.index.log.deleted import Deleted
+from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.added import scan_added
 from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.batch.comparison import Comparison
@@ -36,6 +37,7 @@ from hybridindex.router.direct import DirectSearch
 from hybridindex.router.filtered import FilteredSearches
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Lease, Residency
+from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I32, I64, SearchResult
 
@@ -100,9 +102,10 @@ class Engine:
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._reports = BatchReports(parts.stats, listeners)
-        self._filtered = FilteredSearches(parts, filters)
+        self._added = AddedScanner(index, host)
+        self._filtered = FilteredSearches(parts, filters, self._added)
         #: For calls that concern nobody else; None: every one may.
-        self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts)
+        self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
         self._work_of_probe: I64 = np.append(self._list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -152,14 +155,14 @@ class Engine:
         return reply.wait()
 
     def search_directly(
-        self, queries: F32, k: int, nprobe: int, kept: int, deleted: Deleted | None = None, spare: int = 0
+        self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None = None, spare: int = 0
     ) -> SearchResult | None:
         """Answers a call without a request, on the calling thread, where this concerns nobody else: there is no device,
         nobody listens, and the engine is idle. None: it was not searched; :meth:`run` it.
 
         Args:
             queries: (n, scan_dim) float32, checked and transformed.
-            kept, deleted, spare: as of a :class:`hybridindex.router.batch.batch.Request`.
+            kept, live, spare: as of a :class:`hybridindex.router.batch.batch.Request`.
 
         Raises:
             Exception: whatever the search failed with.
@@ -167,7 +170,7 @@ class Engine:
         if self._direct is None or self._reports.listeners or not self._take_turn():
             return None
         try:
-            found = self._direct.search(queries, k, nprobe, kept, deleted, spare)
+            found = self._direct.search(queries, k, nprobe, kept, live, spare)
             if found is not None:
                 self._reports.next_number()
             return found
@@ -416,6 +419,7 @@ class Engine:
                 host_part = part
             else:
                 self._device_queues[part.device].put(ScanTask(batch, part, residency, slot.give_back))
+        scan_added(self._added, batch, probes)
         return batch, host_part, quantized_s
 
     def _any_rows(self, list_device: npt.NDArray[np.int16]) -> bool:
@@ -429,6 +433,7 @@ class Engine:
         return Batch(
             tuple(requests),
             keep_max=self._keep_max,
+            larger_is_nearer=self._index.metric == "ip",
             integrity=self._integrity,
             on_short=self._search_what_is_left,
             reranker=self._reranker,

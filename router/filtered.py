@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridindex.index.filters.row_filter import RowFilter, RowFilters
+from hybridindex.index.filters.row_filter import AddedFilter, RowFilter, RowFilters
 from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
-from hybridindex.router.batch.merge import finish_topk
+from hybridindex.router.batch.merge import finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import COARSE, BatchClock
+from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.filtered_scanner import ChosenLists, FilteredScanner
 from hybridindex.types import F32, I64, SearchResult
 
@@ -40,11 +41,12 @@ def _stacked(parts: list[I64]) -> I64:
 class FilteredSearches:
     """One call at a time."""
 
-    def __init__(self, parts: RouterParts, filters: RowFilters) -> None:
+    def __init__(self, parts: RouterParts, filters: RowFilters, added: AddedScanner) -> None:
         self._index = parts.index
         self._integrity = parts.index.integrity
         self._stats = parts.stats
         self._filters = filters
+        self._added = added
         self._parts = parts
         #: Made for the first request.
         self._scanner: FilteredScanner | None = None
@@ -88,17 +90,24 @@ class FilteredSearches:
         integrity, queries = self._integrity, request.queries[rows]
         while True:
             seen, damaged = integrity.seen, integrity.quarantined
-            chosen, wanted = self._choose(scanner, request, queries, clock)
+            chosen, wanted, added = self._choose(scanner, request, queries, clock)
             if damaged is not None:
                 found = np.unique(chosen.probes[(chosen.probes >= 0) & damaged[chosen.probes]])
                 if len(found):
                     raise integrity.error(found.tolist())
             started = time.perf_counter()
             distances, ids = scanner.compare(queries, wanted, chosen, request.params.k)
+            came = None
+            if added is not None:
+                probes = chosen.of_each(len(queries))[0]
+                came = self._added.scan(added.rows, queries, probes, request.params.k, filter_ids=added.ids)
             if integrity.marks[0] == seen:
                 break
             integrity.catch_up()
-        finish_topk(distances, ids, keep_max=self._index.rows.metric == "ip")
+        keep_max = self._index.rows.metric == "ip"
+        finish_topk(distances, ids, keep_max=keep_max)
+        if came is not None:
+            merge_added(distances, ids, came, keep_max=keep_max)
         clock.note_rerank(started)
         self._pace.observe(int(chosen.n_rows.sum()), time.perf_counter() - started)
         return _Part(chosen, distances, ids)
@@ -110,24 +119,29 @@ class FilteredSearches:
 
     def _choose(
         self, scanner: FilteredScanner, request: Request, queries: F32, clock: BatchClock
-    ) -> tuple[ChosenLists, RowFilter]:
+    ) -> tuple[ChosenLists, RowFilter, AddedFilter | None]:
         started = time.perf_counter()
         every = self._filters.make(None, None) if request.filter is None else self._filters.renewed(request.filter)
-        wanted = self._filters.without(every, self._index.rows.deleted.current())
+        live = self._index.rows.live.current()
+        wanted = self._filters.without(every, None if live is None else live.deleted)
+        added, counts, sizes = None, wanted.counts, self._index.list_sizes
+        if live is not None and live.added is not None:
+            added = self._filters.of_added(every, live.added)
+            counts, sizes = counts + added.counts, sizes + live.added.sizes
         hurried = request.deadline_s is not None
-        chosen = scanner.choose(queries, wanted, request.nprobe, request.params.k, ranked=hurried)
+        chosen = scanner.choose(queries, counts, sizes, request.nprobe, request.params.k, ranked=hurried)
         if hurried:
-            chosen = self._limited(chosen, wanted, request)
+            chosen = self._limited(chosen, counts, request)
         clock.note(COARSE, started)
-        return chosen, wanted
+        return chosen, wanted, added
 
-    def _limited(self, chosen: ChosenLists, wanted: RowFilter, request: Request) -> ChosenLists:
+    def _limited(self, chosen: ChosenLists, counts: I64, request: Request) -> ChosenLists:
         """As many of the chosen lists as fit the deadline, ``min_nprobe`` at least."""
         assert request.deadline_s is not None
         width = chosen.probes.shape[1]
         if width <= request.params.min_nprobe:
             return chosen
-        rows: I64 = np.where(chosen.probes >= 0, wanted.counts[chosen.probes], 0)
+        rows: I64 = np.where(chosen.probes >= 0, counts[chosen.probes], 0)
         left_s = request.deadline_s - time.monotonic()
         fit = nprobe_for_deadline(rows, 0, left_s, self._pace, request.params.min_nprobe, width)
         if fit == width:

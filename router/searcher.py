@@ -11,7 +11,7 @@ from hybridindex.config import MAX_BATCH_QUERIES, MAX_CANDIDATES, MAX_K, SearchP
 from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.log.deleted import Deleted
+from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.batch import BlockingReply, Reply, Request
 from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
@@ -42,7 +42,7 @@ class _Call(NamedTuple):
     #: Which rows may be answered; None: all.
     filter: RowFilter | None = None
     #: As of a :class:`hybridindex.router.batch.batch.Request`.
-    deleted: Deleted | None = None
+    live: LiveRows | None = None
     spare: int = 0
     short: bool = False
 
@@ -92,9 +92,7 @@ class Searcher:
         call = self._check(queries, params, own=False)
         plain = on_probes is None and params.deadline_ms is None and call.filter is None and not call.short
         if plain and len(call.queries) <= call.at_once:
-            found = self._engine.search_directly(
-                call.queries, params.k, call.nprobe, call.kept, call.deleted, call.spare
-            )
+            found = self._engine.search_directly(call.queries, params.k, call.nprobe, call.kept, call.live, call.spare)
             if found is not None:
                 return found
         self.refuse_own_threads("search")
@@ -131,7 +129,8 @@ class Searcher:
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)
-        deleted, spare, share = self._index.rows.deleted.current(), 0, 0.0
+        live, spare, share = self._index.rows.live.current(), 0, 0.0
+        deleted = None if live is None else live.deleted
         if wanted is None and deleted is not None:
             spare, share = deleted.spare(params.k, self._index.count), deleted.share(self._index.count)
         # More than scans answer, or hardly a row is left.
@@ -139,11 +138,11 @@ class Searcher:
         if short or wanted is not None:  # rows are compared exactly, in any case
             return _Call(prepared, nprobe, params.k, len(prepared), wanted, short=short)
         if self._candidates is None:
-            return _Call(prepared, nprobe, params.k + spare, len(prepared), None, deleted, spare)
+            return _Call(prepared, nprobe, params.k + spare, len(prepared), None, live, spare)
         kept = self._candidates.of(params.k, nprobe, params.candidates)
         if deleted is not None:  # as many that were not deleted
             kept = min(math.ceil(kept / (1 - share)) + spare, MAX_CANDIDATES)
-        return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept), None, deleted, spare)
+        return _Call(prepared, nprobe, kept, self._candidates.queries_at_once(kept), None, live, spare)
 
     def filter(self, params: SearchParams) -> RowFilter:
         """Of what ``params`` allow and deny."""
@@ -174,7 +173,7 @@ class Searcher:
                     nprobe=call.nprobe,
                     kept=call.kept,
                     filter=call.filter,
-                    deleted=call.deleted,
+                    live=call.live,
                     spare=call.spare,
                     short=call.short,
                     reply=reply if divided is None else divided.part(rows),

@@ -38,6 +38,7 @@ from hybridindex.filesystem.calls import (
 from hybridindex.filesystem.files import (
     File,
     array_bytes,
+    copy_file,
     file_digest,
     map_array,
     map_file,
@@ -61,6 +62,7 @@ __all__ = [
     "array_bytes",
     "chmod",
     "chown",
+    "copy_file",
     "discard",
     "discard_tree",
     "exists",

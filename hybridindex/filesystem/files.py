@@ -214,6 +214,16 @@ def replacing(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+def copy_file(path: StrPath, to: StrPath) -> None:
+    """The content of a file as a new one, safely on disk."""
+    with File(path, "r") as source, File(to, "x") as file:
+        buffer, at = memoryview(bytearray(_CHUNK_BYTES)), 0
+        while count := source.readinto(buffer):
+            file.write_at(buffer[:count], at)
+            at += count
+        file.sync()
+
+
 def replace_file(path: Path, data: bytes | str, *, permissions: int = 0o666) -> None:
     """``data``, text as UTF-8, as the whole content of ``path``, as :func:`replacing` does it."""
     with replacing(path) as beside, open_for_writing(beside, "x", permissions=permissions) as file:

@@ -45,6 +45,11 @@ class CoarseQuantizer:
             self.gives_products = keep_max
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it is a plain table of centroids."""
+        return _is_flat(self._ivf)
+
+    @property
     def is_ours(self) -> bool:
         """Whether the extension does it."""
         return self._own is not None

@@ -22,6 +22,7 @@ __all__ = [
     "DeviceCodec",
     "DeviceKind",
     "device_kind",
+    "max_abs_of",
     "parse_codec",
     "pq_shape",
 ]
@@ -62,7 +63,7 @@ class CodecSpec:
     @property
     def max_abs(self) -> float | None:
         """Largest absolute value of an element that the codec can hold; ``None`` where float32 is the limit."""
-        return 65504.0 if self.kind == "fp16" else None
+        return max_abs_of(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,11 @@ def parse_codec(name: str, dim: int) -> CodecSpec:
         code_size=(m + 1) // 2 if fast else m,
         by_residual=not fast,
     )
+
+
+def max_abs_of(codec: str) -> float | None:
+    """Largest absolute value of an element that a codec can hold; ``None`` where float32 is the limit."""
+    return 65504.0 if codec == "fp16" else None
 
 
 def device_kind(codec: str) -> DeviceKind | None:

@@ -235,6 +235,16 @@ def empty_lists(ivf: Any) -> None:
     ivf.replace_invlists(lists, True)
 
 
+def with_centroids(model: LoadedModel, centroids: F32) -> None:
+    """Gives a model whose quantizer is a flat one other centroids, (nlist, scan_dim) float32; its lists are emptied."""
+    faiss = require_faiss()
+    quantizer = faiss.downcast_index(model.ivf.quantizer)
+    quantizer.reset()
+    quantizer.add(np.ascontiguousarray(centroids))
+    model.ivf.nlist = len(centroids)
+    empty_lists(model.ivf)
+
+
 def write_empty_model(outer: Any, ivf: Any, write: Callable[[bytes], None]) -> None:
     """Streams ``outer`` without vectors to ``write``; the lists of its ``ivf`` are released. Makes no second copy."""
     empty_lists(ivf)

@@ -21,12 +21,13 @@ from hybridindex.index.faiss_model import (
     apply_transforms,
     centroids_of,
     decode,
+    encode,
     faiss_message,
     pq_codewords,
     require_faiss,
 )
 from hybridindex.index.integrity import Integrity
-from hybridindex.index.log.deleted import DeletedIds
+from hybridindex.index.live.store import LiveStore
 from hybridindex.index.pq.distances import page_rows
 from hybridindex.index.pq.form import BLOCK_ROWS, PqForm
 from hybridindex.index.rabitq.codes import RabitqCodes, say_unusable
@@ -73,13 +74,13 @@ class IVFIndex:
         data: U8,
         model_bytes: U8,
         integrity: Integrity,
-        deleted: DeletedIds,
+        live: LiveStore,
     ) -> None:
         """Made by :func:`hybridindex.index.opening.open_index`, which has checked all parts."""
         #: Which lists are damaged now.
         self.integrity = integrity
-        #: Which ids were deleted.
-        self.deleted = deleted
+        #: What was deleted and added since the generation was written.
+        self.live = live
         #: Codes beside the rows; None where there are none.
         self.rabitq: RabitqCodes | None = None
         #: Why there are none although their files are there; else empty.
@@ -110,6 +111,7 @@ class IVFIndex:
             ),
         )
         self._on_close: Callable[[], None] | None = None
+        live.bind(self)
         for array in (self.list_sizes, self.list_bytes, table):
             array.setflags(write=False)
 
@@ -302,6 +304,10 @@ class IVFIndex:
         except RuntimeError as error:
             raise UnsupportedIndexError(f"faiss cannot decode codec {self.codec!r}: {faiss_message(error)}") from error
 
+    def encode_rows(self, transformed: F32, lists: I64) -> U8:
+        """Rows (n, scan_dim) f32 of ``lists`` (n,) as these store them: (n, code_size) uint8. On one thread."""
+        return encode(self._open().model.ivf, np.ascontiguousarray(transformed), np.ascontiguousarray(lists))
+
     def device_codec(self) -> DeviceCodec | None:
         """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""
         kind = DEVICE_KINDS.get(self.codec) if self.pq_form is None else "pq"
@@ -402,6 +408,11 @@ class IVFIndex:
         return self._open().coarse.is_ours
 
     @property
+    def has_flat_quantizer(self) -> bool:
+        """Whether the coarse quantizer is a plain table of centroids."""
+        return self._open().coarse.is_flat
+
+    @property
     def quantizes_by_products(self) -> bool:
         """Whether the distances that :meth:`quantize` gives are scalar products with centroids, summed in one order."""
         return self._open().coarse.gives_products
@@ -439,6 +450,10 @@ class IVFIndex:
             f"<IVFIndex {str(self.path)!r} {self.codec} {self.metric} dim={self.dim} nlist={self.nlist} "
             f"count={self.count} generation={self.generation}>"
         )
+
+    @property
+    def is_closed(self) -> bool:
+        return self._parts is None
 
     def extents(self) -> I64:
         """(nlist, 3) int64: size, capacity, byte offset of each list in ``lists.bin``; read-only."""
@@ -482,7 +497,7 @@ class CodedIndex(IVFIndex):
         self._rows = rows
         self.codes = codes
         self.integrity = rows.integrity
-        self.deleted = rows.deleted
+        self.live = rows.live
         self.rabitq = codes
         self.rabitq_problem = ""
         self.path = rows.path

@@ -18,8 +18,7 @@ from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model, map_lists, require_faiss
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.log.delete_log import read_records
-from hybridindex.index.log.deleted import DeletedIds
+from hybridindex.index.live.store import LiveStore, lineage, log_file, open_live
 from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
@@ -36,7 +35,6 @@ from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.list_digests import U64, damaged_lists, digest_lists, list_spans, read_digests
 from hybridindex.index.storage.manifest import (
-    DELETE_LOG,
     DIGESTS_FILE,
     LISTS_FILE,
     MODEL_FILE,
@@ -46,7 +44,7 @@ from hybridindex.index.storage.manifest import (
 )
 from hybridindex.types import I64, U8
 
-__all__ = ["Verify", "open_index", "read_manifest", "remove_replaced", "rollback", "save", "verify"]
+__all__ = ["Verify", "open_generation", "open_index", "read_manifest", "remove_replaced", "rollback", "save", "verify"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,19 +90,38 @@ def verify(path: str | Path) -> Manifest:
     return _of_current(as_path(path), _verify_generation)
 
 
-def rollback(path: str | Path) -> Manifest:
+def rollback(path: str | Path, *, force: bool = False) -> Manifest:
     """Make the generation that the current one replaced the current one again, after checking all of it.
 
     The other one stays in its place: a second call undoes the first. Needs no faiss. Who serves the index goes on with
     the generation that it opened until it is reloaded.
 
+    Args:
+        force: also where changes would be lost that were made since the other generation was compacted into this one.
+
     Raises:
-        InvalidInputError: there is no index, or nothing to go back to.
+        InvalidInputError: there is no index, nothing to go back to, or changes would be lost.
         CorruptIndexError: what was replaced is damaged; nothing has changed.
         BuildError: another process is writing.
     """
     path = as_path(path)
-    switch_back(path, _verify_generation)
+
+    def check(previous: Path) -> None:
+        to = _verify_generation(previous)
+        if force:
+            return
+        current = read_current(path)
+        of = _read_manifest(current)
+        if lineage(of) != lineage(to):
+            return
+        lost = log_file(current, of).read().place.number - log_file(previous, to).read().place.number
+        if lost > 0:
+            raise InvalidInputError(
+                f"{current.name} was compacted from {previous.name} and has {lost} changes more, which going back "
+                "would lose; expected force=True (--force) where that is meant"
+            )
+
+    switch_back(path, check)
     return read_manifest(path)
 
 
@@ -125,7 +142,7 @@ def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int
 def _verify_generation(generation: Path) -> Manifest:
     manifest = _read_manifest(generation)
     _check_files(generation, manifest, "full")
-    read_records(generation / DELETE_LOG, manifest.files[LISTS_FILE].xxh3_128)
+    LiveStore(generation, manifest)
     return manifest
 
 
@@ -202,8 +219,7 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
         raise unreadable(error, generation) from error
     except (RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
-    deleted = DeletedIds(generation, manifest.files[LISTS_FILE].xxh3_128, keep_max=manifest.metric == "ip")
-    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, deleted)
+    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, open_live(generation, manifest))
     if manifest.layout == "blocks16":
         return _converted(index)
     index.rabitq, index.rabitq_problem = find_codes(
@@ -211,6 +227,11 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     )
     index.attributes, index.attributes_problem = find_attributes(generation, manifest)
     return index
+
+
+def open_generation(path: Path, folder: Path) -> IVFIndex:
+    """Opens a generation of the index at ``path`` that was just written, whether or not it is the current one."""
+    return _open_generation(path, folder, "quick")
 
 
 def _read_manifest(generation: Path) -> Manifest:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
-from hybridindex.index.log.delete_log import render_log
+from hybridindex.index.log.change_log import render_log
 from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.storage.layout import Layout, element_bytes
 from hybridindex.index.storage.lists import repack
-from hybridindex.index.storage.manifest import DELETE_LOG, LISTS_FILE, MODEL_FILE, Manifest
+from hybridindex.index.storage.manifest import CHANGE_LOG, LISTS_FILE, MODEL_FILE, Manifest
 from hybridindex.types import U8
 
 if TYPE_CHECKING:
@@ -64,12 +64,21 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
                 element=element,
                 progress=lambda done: progress("pack", done, index.nlist),
             )
-    if (deleted := index.deleted.read_now()) is not None:
+    if index.live.read_now() is not None:
         if layout != manifest.layout:
             raise UnsupportedIndexError(
-                f"{len(deleted.ids)} ids of {index.path} were deleted; a copy in layout {layout!r} would have them"
+                f"rows of {index.path} were added or deleted, and a copy in layout {layout!r} would not know it; "
+                "compact it first"
             )
-        writer.open_file(DELETE_LOG).append(render_log(manifest.files[LISTS_FILE].xxh3_128, deleted.ids))
+        state, number = index.live.state()
+        log = render_log(
+            [],
+            rows_xxh3_128=manifest.files[LISTS_FILE].xxh3_128,
+            code_size=manifest.code_size,
+            number=number,
+            state=state,
+        )
+        writer.open_file(CHANGE_LOG).append(log)
     spec = dataclasses.replace(manifest, layout=layout)
     return commit_generation(writer, lists, table, spec, fingerprint=manifest.fingerprint, progress=progress)
 

@@ -22,9 +22,10 @@ import numpy.typing as npt
 from hybridindex.config import SearchParams
 from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.integrity import Integrity
-from hybridindex.index.log.deleted import Deleted
+from hybridindex.index.live.added import AddedLists
+from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.comparison import Comparison, split_positions
-from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk
+from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added, merge_topk
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
 from hybridindex.router.batch.stages import BatchClock, BatchReport
 from hybridindex.tiers.host.reranker import Reranker
@@ -126,8 +127,9 @@ class Request:
     reply: Reply
     #: Which rows may be answered; None: all.
     filter: RowFilter | None = None
-    #: Ids that are left out of the answer of a batch, which has ``spare`` places more for it; None: none is.
-    deleted: Deleted | None = None
+    #: What had been deleted and added when it was made, at least; None: nothing. A batch has ``spare`` places more,
+    #: from which it leaves out what was deleted.
+    live: LiveRows | None = None
     spare: int = 0
     #: These places do not suffice; and what of a batch's work devices had, that found this out.
     short: bool = False
@@ -189,12 +191,15 @@ class Batch:
         *,
         keep_max: bool,
         integrity: Integrity,
+        larger_is_nearer: bool | None = None,
         on_short: Callable[[Request], None] | None = None,
         reranker: Reranker | None = None,
     ) -> None:
         """To be made before it is asked which lists are in quarantine.
 
         Args:
+            keep_max: whether larger distances are nearer, of what scans answer.
+            larger_is_nearer: the same of the answer's; None: as of scans.
             on_short: told a request that has too few rows that were not deleted, and no answer; None: no request leaves
                 out any.
             reranker: where scans answer (estimates, positions) of candidates, whose distances are still to be computed;
@@ -207,6 +212,12 @@ class Batch:
         self.stale = False
         self.requests = requests
         self.keep_max = keep_max
+        self._larger_is_nearer = keep_max if larger_is_nearer is None else larger_is_nearer
+        known = [request.live for request in requests if request.live is not None]
+        #: What was deleted and added, for all requests: no one gets less than it was made with. None: nothing.
+        self.live = max(known, key=lambda live: live.number) if known else None
+        #: Of the rows that were added, the nearest of each query; None: there are none in the probed lists.
+        self._added: tuple[F32, I64] | None = None
         alone = len(requests) == 1
         self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
         #: Rows that scans keep of each query.
@@ -234,6 +245,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.queries)
 
+    @property
+    def added_lists(self) -> AddedLists | None:
+        """Rows that came since the lists were written."""
+        return None if self.live is None else self.live.added
+
     def begin_as(self, whole: Batch) -> None:
         """This is a part of a batch that was begun before, and of which the lists in quarantine are known."""
         self.clock, self._seen = whole.clock, whole._seen
@@ -243,24 +259,28 @@ class Batch:
         return slice(self._starts[request], self._starts[request + 1])
 
     def begin(self, split: ProbeSplit, on_finished: Callable[[Batch], None]) -> None:
-        """Says what the batch waits for: one scan per part of ``split``, each of which ends with :meth:`end_scan`.
+        """Says what the batch waits for: one scan per part of ``split``, each of which ends with :meth:`end_scan`; and
+        where there are :attr:`added_lists`, one more of these that calls :meth:`complete_added` before.
 
         ``on_finished`` is called once when all scans ended: from then on nobody reads leased pages for this batch.
         """
+        with_added = self.added_lists is not None
         #: Who scans what, for those who are told about the batch.
         self.parts = split.parts
         self._nprobe_used = split.n_probes
         self._hit_rate = split.hit_rate
-        self._n_scans = len(split.parts)
+        self._n_scans = len(split.parts) + with_added
         self._on_finished = on_finished
-        self._alone = len(split.parts) == 1
+        self._alone = len(split.parts) == 1 and not with_added
         if self._request_of is None:
             self._open_parts = [sum(len(part.rows) for part in split.parts)]
         else:
             self._open_parts = np.add.reduceat(split.n_parts, self._starts[:-1]).tolist()
+        if with_added:
+            self._open_parts = [n + len(r.queries) for n, r in zip(self._open_parts, self.requests, strict=True)]
         if 0 in self._open_parts:
             self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
-        if not split.parts:
+        if not self._n_scans:
             on_finished(self)
 
     def complete(self, rows: I32, distances: F32, ids: I64) -> None:
@@ -273,6 +293,15 @@ class Batch:
             merge_topk(best_distances, best_ids, rows, distances, ids, keep_max=self.keep_max)
             self.clock.note_merge(started)
             answered = self._count_down(rows)
+        self._answer(answered)
+
+    def complete_added(self, found: tuple[F32, I64] | None) -> None:
+        """The answer of the scan of added rows, for all queries; None: it found none. Answers what is complete."""
+        with self._lock:
+            if self._failed or self._is_stale():
+                return
+            self._added = found
+            answered = self._count_down(np.arange(len(self), dtype=np.int32))
         self._answer(answered)
 
     def complete_part(self, part: ProbePart, distances: F32, ids: I64) -> None:
@@ -334,9 +363,9 @@ class Batch:
                 k = request.places
                 distances, ids = distances[own, :k].copy(), ids[own, :k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
-            if request.deleted is not None:
+            if self.live is not None:
                 try:
-                    left = request.deleted.leave_out(distances, ids, request.params.k)
+                    left = self._brought_up(self.live, number, distances, ids)
                 except BaseException as error:  # noqa: BLE001 - nobody else would tell who waits
                     request.reply.fail(error)
                     continue
@@ -350,6 +379,19 @@ class Batch:
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
         for request in answered:
             request.reply.announce()
+
+    def _brought_up(self, live: LiveRows, number: int, distances: F32, ids: I64) -> tuple[F32, I64] | None:
+        """A request's answer, without the rows that were deleted, with those that were added; None: it is too short."""
+        added, k = self._added, self.requests[number].params.k
+        if live.deleted is not None:
+            left = live.deleted.leave_out(distances, ids, k)
+            if left is None:
+                return None
+            distances, ids = left
+        if added is not None:
+            rows = self.rows_of(number)
+            merge_added(distances, ids, (added[0][rows], added[1][rows]), keep_max=self._larger_is_nearer)
+        return distances[:, :k], ids[:, :k]
 
     def _rerank(self, reranker: Reranker, numbers: list[int]) -> None:
         """Computes the answers of requests from their candidates, all together, and gives them, maybe later from a

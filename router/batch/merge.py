@@ -10,7 +10,7 @@ import numpy as np
 from hybridindex.extension import native
 from hybridindex.types import F32, I32, I64
 
-__all__ = ["empty_topk", "finish_topk", "merge_topk", "merge_topk_reference"]
+__all__ = ["empty_topk", "finish_topk", "merge_added", "merge_topk", "merge_topk_reference"]
 
 
 def empty_topk(n: int, k: int, *, keep_max: bool) -> tuple[F32, I64]:
@@ -28,6 +28,12 @@ def finish_topk(distances: F32, ids: I64, *, keep_max: bool) -> None:
         distances[:], ids[:] = found
     else:
         native.finish_topk(distances, ids, keep_max)
+
+
+def merge_added(distances: F32, ids: I64, found: tuple[F32, I64], *, keep_max: bool) -> None:
+    """Merges what a scan of added rows found into an answer, all (n, k), in place."""
+    rows = np.arange(len(ids), dtype=np.int32)
+    merge_topk(distances, ids, rows, *map(np.ascontiguousarray, found), keep_max=keep_max)
 
 
 def merge_topk(best_distances: F32, best_ids: I64, rows: I32, distances: F32, ids: I64, *, keep_max: bool) -> None:

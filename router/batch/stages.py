@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 __all__ = [
+    "ADDED_SCAN",
     "COARSE",
     "HOST_SCAN",
     "LOOKAHEAD_WAIT",
@@ -33,6 +34,8 @@ COARSE = "coarse"
 SPLIT = "split"
 #: Scan on the host; where requests share a batch, what was merged and reranked meanwhile is in it.
 HOST_SCAN = "host_scan"
+#: Scan of the rows that were added since the lists were written.
+ADDED_SCAN = "added_scan"
 #: Merges of all parts. Devices scan as stages of their own: :func:`device_scan`.
 MERGE = "merge"
 #: Exact distances: of candidates, of searches by codes; of the rows that a filter leaves.

@@ -132,7 +132,7 @@ def test_rebuild_replaces_and_open_readers_keep_theirs(make_index: Callable[...,
     before = old.decode_list(0)
     new = make_index("sq8", path=tmp_path / "i", n=500, replace=True)
     assert (old.generation, new.generation, new.count) == (1, 2, 500)
-    kept = [".lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
+    kept = [".lock", ".log.lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
     assert sorted(p.name for p in (tmp_path / "i").iterdir()) == kept
     assert remove_replaced(tmp_path / "i") == [1]
     np.testing.assert_array_equal(old.decode_list(0), before)

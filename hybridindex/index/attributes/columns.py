@@ -12,7 +12,17 @@ import numpy as np
 from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.types import I64
 
-__all__ = ["ATTRIBUTE_KINDS", "MAX_ATTRIBUTES", "as_attributes", "describe", "in_row_order", "need", "read_table"]
+__all__ = [
+    "ATTRIBUTE_KINDS",
+    "MAX_ATTRIBUTES",
+    "as_attributes",
+    "describe",
+    "fitted",
+    "in_row_order",
+    "need",
+    "read_table",
+    "schema_of",
+]
 
 MAX_ATTRIBUTES = 256
 _LONGEST_NAME = 128
@@ -138,6 +148,38 @@ def read_table(path: Path) -> Any:
         return read()
     except (OSError, pa.ArrowException) as error:
         raise InvalidInputError(f"{path} cannot be read as {path.suffix}: {error}") from None
+
+
+def schema_of(kinds: Mapping[str, str]) -> Any:
+    """The pyarrow schema of columns of these :data:`ATTRIBUTE_KINDS`."""
+    pa = need("pyarrow")
+    types = {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "string": pa.string(),
+        "bool": pa.bool_(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "list of strings": pa.list_(pa.string()),
+    }
+    return pa.schema([(name, types[kind]) for name, kind in kinds.items()])
+
+
+def fitted(table: Any, kinds: Mapping[str, str]) -> Any:
+    """A table of attributes with the columns of these kinds, and no others: missing values where it has none of a name.
+
+    Raises:
+        InvalidInputError: names a column that is not among them, or is of another kind.
+    """
+    pa = need("pyarrow")
+    given = describe(table)
+    for name, kind in given.items():
+        if name not in kinds:
+            raise InvalidInputError(f"the index has no attribute {name!r}; it has {', '.join(kinds)}")
+        if kind != kinds[name]:
+            raise InvalidInputError(f"attribute {name!r} holds {kind}; the index has {kinds[name]} there")
+    schema = schema_of(kinds)
+    columns = [table[each.name] if each.name in given else pa.nulls(len(table), each.type) for each in schema]
+    return pa.table(columns, schema=schema)
 
 
 def describe(table: Any) -> dict[str, str]:

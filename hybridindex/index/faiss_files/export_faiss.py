@@ -16,6 +16,7 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.errors import FileError, InvalidInputError, UnsupportedIndexError, cannot_write
 from hybridindex.index.faiss_model import empty_lists, peel, require_faiss
+from hybridindex.index.live.left_rows import LeftRows
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import OutFile, as_path, unusable_path
 
@@ -30,7 +31,7 @@ _BLOCK = 32
 def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = None) -> None:
     """Write ``file`` so that ``faiss.read_index`` gives the same index, pre-transforms and normalisation included.
 
-    The file appears under its name only when it is complete. It has no rows that were deleted.
+    The file appears under its name only when it is complete. It has the rows that are there now.
 
     Raises:
         CorruptIndexError: lists are damaged, or turned out to be while they were read.
@@ -42,16 +43,13 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
     file = as_path(file, "file")
     report = progress or no_progress
     blocks = index.manifest.layout == "pqfs32"
-    deleted = index.deleted.read_now()
-    if deleted is not None and blocks:
+    live = index.live.read_now()
+    if live is not None and blocks:
         raise UnsupportedIndexError(
-            f"{len(deleted.ids)} ids of {index.path} were deleted; codec {index.codec!r} keeps rows in blocks, where "
-            "none can be left out"
+            f"rows of {index.path} were deleted; codec {index.codec!r} keeps rows in blocks, where none can be left out"
         )
-    sizes = index.list_sizes
-    if deleted is not None:
-        stays = [~deleted.contains(index.list_ids(each)) for each in range(index.nlist)]
-        sizes = np.array([each.sum() for each in stays], dtype=np.int64)
+    rows = None if live is None else LeftRows(index, live)
+    sizes = index.list_sizes if rows is None else rows.sizes
     head = _head(index, int(sizes.sum()))
     part = _open_part(file)
     try:
@@ -61,9 +59,10 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
             part.append(np.ascontiguousarray(sizes))
         with index.integrity.all_whole():
             for list_id in range(index.nlist):
-                codes, ids = index.stored_codes(list_id), index.list_ids(list_id)
-                if deleted is not None:
-                    codes, ids = index.list_codes(list_id)[stays[list_id]], ids[stays[list_id]]
+                if rows is None:
+                    codes, ids = index.stored_codes(list_id), index.list_ids(list_id)
+                else:
+                    codes, ids, _ = rows.of(list_id)
                 if blocks:
                     part.append(struct.pack("<Q", len(ids)))
                     part.append(ids)

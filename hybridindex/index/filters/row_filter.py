@@ -6,28 +6,31 @@ import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnreadableIndexError
+from hybridindex.index.attributes.columns import schema_of
 from hybridindex.index.attributes.stored import StoredAttributes
 from hybridindex.index.attributes.where import matching
 from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
-from hybridindex.index.log.deleted import Deleted
+from hybridindex.index.live.added import AddedLists
+from hybridindex.index.live.deleted import Deleted
 from hybridindex.types import I64, U8
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
-__all__ = ["RowFilter", "RowFilters", "ids_of"]
+__all__ = ["AddedFilter", "RowFilter", "RowFilters", "ids_of"]
 
 #: Bytes of filters that are kept for searches to come.
 _KEPT_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class RowFilter:
     """Which rows of one index may be answered. Immutable. Made by :meth:`hybridindex.router.Router.filter`."""
 
@@ -57,6 +60,16 @@ class RowFilter:
         return self.mask.nbytes + self.counts.nbytes + ids
 
 
+class AddedFilter(NamedTuple):
+    """Which rows may be answered of those that came since the lists were written."""
+
+    rows: AddedLists
+    #: (m,) int64, ascending.
+    ids: I64
+    #: (nlist,) int64, of each list.
+    counts: I64
+
+
 def _spelt(part: bytes | None) -> bytes:
     return b"\0" if part is None else b"\1" + len(part).to_bytes(8, "little") + part
 
@@ -79,6 +92,8 @@ class RowFilters:
         self._seen = 0
         #: Answers of :meth:`without`, and what had been deleted; the last one is the last.
         self._without: OrderedDict[RowFilter, tuple[Deleted, RowFilter]] = OrderedDict()
+        #: Answers of :meth:`of_added`.
+        self._of_added: WeakKeyDictionary[RowFilter, AddedFilter] = WeakKeyDictionary()
         #: By a digest of what each was made of that nobody can forge: one client's filter must never serve another's
         #: ids. The one that was asked for last is the last.
         self._kept: OrderedDict[bytes, RowFilter] = OrderedDict()
@@ -178,6 +193,28 @@ class RowFilters:
             # What was asked for is held, too.
             while sum(each.nbytes + made.nbytes for each, (_, made) in self._without.items()) > _KEPT_BYTES:
                 self._without.popitem(last=False)
+        return made
+
+    def of_added(self, wanted: RowFilter, added: AddedLists) -> AddedFilter:
+        """What a filter leaves of the rows that came since."""
+        with self._lock:
+            known = self._of_added.get(wanted)
+            if known is not None and known.rows is added:
+                return known
+        left = np.ones(added.count, dtype=np.bool_)
+        if wanted.allowed is not None:
+            left &= np.isin(added.ids, wanted.allowed)
+        if wanted.denied is not None:
+            left &= ~np.isin(added.ids, wanted.denied)
+        if wanted.where is not None:
+            kinds = schema_of(self._attributes().spec.columns)
+            table = added.attributes.table(kinds)
+            matches = matching(wanted.where, {name: table[name].combine_chunks() for name in table.column_names})
+            left &= matches[added.numbers]
+        counts = np.bincount(added.lists[left], minlength=len(added.table))
+        made = AddedFilter(added, np.sort(added.ids[left]), counts)
+        with self._lock:
+            self._of_added[wanted] = made
         return made
 
     def _make(

@@ -64,14 +64,16 @@ class RowNumbers:
         lists = np.setdiff1d(np.arange(index.nlist), self.unknown).tolist()
         parts = [index.list_ids(list_id) for list_id in lists]
         ids: I64 = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        #: -1: there is none.
+        self.largest_id = int(ids.max(initial=-1))
         rows = np.arange(self.count)
         if len(self.unknown):
             rows = rows[np.repeat(~np.isin(np.arange(index.nlist), self.unknown), index.list_sizes)]
         #: (largest id + 1,) int64: the row of each id, or -1. Or None, and ids in order beside their rows.
         self._table: I64 | None = None
         self._ids = self._rows = np.empty(0, dtype=np.int64)
-        if len(ids) and ids.min() >= 0 and ids.max() < _PLACES_PER_ROW * len(ids):
-            table = np.full(int(ids.max()) + 1, -1, dtype=np.int64)
+        if len(ids) and ids.min() >= 0 and self.largest_id < _PLACES_PER_ROW * len(ids):
+            table = np.full(self.largest_id + 1, -1, dtype=np.int64)
             table[ids] = rows
             if (table[ids] == rows).all():  # else an id has several rows
                 self._table = table

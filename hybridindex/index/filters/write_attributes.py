@@ -31,7 +31,7 @@ from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import I64
 
-__all__ = ["remove_attributes", "write_attributes"]
+__all__ = ["copy_attributes", "remove_attributes", "write_attributes", "write_ordered"]
 
 _BEING_WRITTEN = "attributes.arrow.new"
 #: That a message names.
@@ -56,6 +56,12 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
     index = index.rows
     index.mapped_model()  # is it open?
     given = as_attributes(table)
+    live = index.live.read_now()
+    if live is not None and live.added is not None:
+        raise InvalidInputError(
+            f"{live.added.count} rows of {index.path} were added since its lists were written, and have attributes of "
+            "their own; compact it first (hybridindex compact)"
+        )
     with index.integrity.all_whole():
         ordered = in_row_order(given, _places(index, given, ids))
         folder = index.integrity.folder
@@ -66,6 +72,24 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
                 _remove_strays(folder)
     index.attributes, index.attributes_problem = find_attributes(folder, index.manifest)
     return spec
+
+
+def write_ordered(index: IVFIndex, table: Any) -> None:
+    """Gives an open index attributes, a record of the table for each row, in the order of the lists.
+
+    Raises:
+        BuildError: the generation was removed. DiskFullError: no room.
+    """
+    folder = index.integrity.folder
+    with adding_to_generation(index.path, folder):
+        _write(index, folder, table)
+    index.attributes, index.attributes_problem = find_attributes(folder, index.manifest)
+
+
+def copy_attributes(index: IVFIndex, copy: IVFIndex) -> None:
+    """Gives a copy the attributes of its original, which has some."""
+    assert index.attributes is not None
+    write_ordered(copy, need("pyarrow").table(index.attributes.columns))
 
 
 def remove_attributes(index: IVFIndex) -> int:

@@ -8,6 +8,7 @@ up after a crash. Does not know what is in the files.
     idx/gen-000002/...           a committed generation
     idx/.building-gen-000003/    a generation being written; the next writer or daemon removes it if its writer died
     idx/.lock                    held by the writer
+    idx/.log.lock                held while a change is logged, and while CURRENT is switched
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +42,7 @@ from hybridindex.errors import (
     io_cure,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
-from hybridindex.index.storage.manifest import DELETE_LOG, DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
+from hybridindex.index.storage.manifest import CHANGE_LOG, DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
 from hybridindex.index.storage.standing import describe_standing, find_daemon
 from hybridindex.processes import lock_file
 
@@ -52,6 +54,7 @@ __all__ = [
     "as_path",
     "current_name",
     "generation_name",
+    "log_lock",
     "other_generations",
     "point",
     "previous_name",
@@ -66,12 +69,17 @@ __all__ = [
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 _LOCK_FILE = ".lock"
+_LOG_LOCK_FILE = ".log.lock"
+#: Logging a change takes moments.
+_LOG_TIMEOUT_S = 60.0
 #: A daemon that removes what was replaced holds the lock for a moment.
 _LOCK_TIMEOUT_S = 1.0
 _BUILDING = ".building-"
 _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
-_NEIGHBOURS = re.compile(r"\.lock|PREVIOUS|(CURRENT|PREVIOUS)\.new|control\.sqlite.*|profile\.checkpoint.*|daemon\..*")
+_NEIGHBOURS = re.compile(
+    r"(\.log)?\.lock|PREVIOUS|(CURRENT|PREVIOUS)\.new|control\.sqlite.*|profile\.checkpoint.*|(daemon|writer)\..*"
+)
 #: What is missing, or of another kind, is damage.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 #: The name itself is wrong, for any writer.
@@ -154,6 +162,16 @@ def _has_generations(path: Path) -> bool:
         raise unreadable(error, path) from error
 
 
+class _Held(threading.local):
+    """Directories whose lock the thread has."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+_held = _Held()
+
+
 class OutFile:
     """A file being written by position. Owner: one :class:`GenerationWriter`; one thread."""
 
@@ -190,15 +208,26 @@ class GenerationWriter:
     """Context manager around one new generation: commit it, or leave nothing behind. One thread; holds the lock."""
 
     def __init__(
-        self, path: Path, *, replace: bool = False, keep: bool = True, lock_timeout_s: float = _LOCK_TIMEOUT_S
+        self,
+        path: Path,
+        *,
+        replace: bool = False,
+        keep: bool = True,
+        lock_timeout_s: float = _LOCK_TIMEOUT_S,
+        prepare: Callable[[Path], None] | None = None,
+        finish: Callable[[Path], None] | None = None,
     ) -> None:
         """
         Args:
             replace: an index that stands at ``path`` gets a new generation; otherwise it is refused.
             keep: what was replaced stays, until the next replacement or
                 :func:`hybridindex.index.storage.going_back.remove_others`.
+            prepare: called with the folder of the generation when all its files are safely on disk; may add others.
+            finish: called with the folder of the generation when no further change of the old one can be logged, just
+                before the new one is made current.
         """
         self.path = path
+        self._prepare_generation, self._finish = prepare, finish
         self._replace = replace
         self._keep = keep
         self.number = 0
@@ -243,6 +272,7 @@ class GenerationWriter:
             self._lock.acquire()
         except Timeout as error:
             raise BuildError(f"another process is writing to {self.path}; try again when it is done") from error
+        _held.names.add(os.path.abspath(self.path))
         self._stood = _holds_index(self.path)
         if self._stood and not self._replace:
             name = current_name(self.path)
@@ -274,7 +304,7 @@ class GenerationWriter:
 
     def commit(self, manifest: Manifest) -> None:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
-        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, DELETE_LOG}:
+        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, CHANGE_LOG}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))
@@ -287,12 +317,18 @@ class GenerationWriter:
         filesystem.rename(self.directory, final)
         self.directory = final
         filesystem.sync_folder(self.path)
-        replaced = current_name(self.path)
-        kept = (_served_name(self.path) or replaced) if self._keep else previous_name(self.path)
-        if self._keep:
-            point(self.path, PREVIOUS_FILE, kept)
-        self._naming_current = True
-        point(self.path, CURRENT_FILE, name)
+        if self._prepare_generation is not None:
+            self._prepare_generation(final)
+        # Nobody logs a change of the old one from here on.
+        with log_lock(self.path):
+            if self._finish is not None:
+                self._finish(final)
+            replaced = current_name(self.path)
+            kept = (_served_name(self.path) or replaced) if self._keep else previous_name(self.path)
+            if self._keep:
+                point(self.path, PREVIOUS_FILE, kept)
+            self._naming_current = True
+            point(self.path, CURRENT_FILE, name)
         for entry in other_generations(self.path, but={name, kept}):
             filesystem.discard_tree(entry)
 
@@ -300,6 +336,11 @@ class GenerationWriter:
         self._abandon()
         if error is not None:
             self._raise_typed(error)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether CURRENT may name the generation."""
+        return self._is_committed() is not False
 
     def _is_committed(self) -> bool | None:
         """None: CURRENT may name the generation, and cannot be read."""
@@ -325,6 +366,7 @@ class GenerationWriter:
             with suppress(FileError):  # something else came there meanwhile
                 filesystem.remove_folder(self.path)
         if self._lock is not None:
+            _held.names.discard(os.path.abspath(self.path))
             self._lock.release()
 
     def _raise_typed(self, error: BaseException) -> None:
@@ -439,11 +481,14 @@ def remove_generations(path: Path, but: set[str | None]) -> list[int]:
 
 @contextmanager
 def writers_lock(path: Path, *, timeout_s: float = 0) -> Iterator[None]:
-    """Held by whoever changes the directory.
+    """Held by whoever changes the directory; the thread of a :class:`GenerationWriter` has it already.
 
     Raises:
         BuildError: another process is writing, for ``timeout_s`` already.
     """
+    if os.path.abspath(path) in _held.names:
+        yield
+        return
     try:
         with lock_file(path / _LOCK_FILE, timeout_s=timeout_s):
             yield
@@ -451,6 +496,20 @@ def writers_lock(path: Path, *, timeout_s: float = 0) -> Iterator[None]:
         raise BuildError(f"another process is writing to {path}; try again when it is done") from error
     except FileError as error:
         raise cannot_write(error, path, "the index is whole; try again") from error
+
+
+@contextmanager
+def log_lock(path: Path) -> Iterator[None]:
+    """Held while a change of the current generation is logged, and while another generation becomes the current one.
+
+    Raises:
+        BuildError: another process holds it for a minute already.
+    """
+    try:
+        with lock_file(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S):
+            yield
+    except Timeout as error:
+        raise BuildError(f"another process is logging a change of {path}; try again when it is done") from error
 
 
 def _holds_index(path: Path) -> bool:

@@ -32,6 +32,8 @@ class ExtentWriter:
 
     def add(self, lists: I64, codes: U8, ids: I64) -> None:
         """Append codes (n, code_size) and ids (n,) to ``lists`` (n,): a counting sort, list by list."""
+        if not len(lists):
+            return
         order = np.argsort(lists, kind="stable")
         lists, codes, ids = lists[order], codes[order], ids[order]
         starts = np.flatnonzero(np.diff(lists, prepend=-1))

@@ -17,7 +17,7 @@ from hybridindex.index.storage.signed_json import canonical, parse_signed, rende
 from hybridindex.types import Metric
 
 __all__ = [
-    "DELETE_LOG",
+    "CHANGE_LOG",
     "DIGESTS_FILE",
     "FORMAT_VERSION",
     "LISTS_FILE",
@@ -38,8 +38,8 @@ MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.faiss"
 TABLE_FILE = "lists.idx.npy"
 LISTS_FILE = "lists.bin"
-#: Ids that were deleted since; in no manifest.
-DELETE_LOG = "deletes.log"
+#: What was deleted and added since; in no manifest.
+CHANGE_LOG = "changes.log"
 #: Beside them, and in no manifest: readers of the first version 1 know nothing of it.
 DIGESTS_FILE = "lists.xxh3.npy"
 

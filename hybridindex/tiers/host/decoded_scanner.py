@@ -22,6 +22,7 @@ from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
+    from hybridindex.index.live.added import AddedLists
 
 __all__ = ["HostDecodedScanner", "rounds_queries"]
 
@@ -42,6 +43,11 @@ def rounds_queries(index: IVFIndex, *, beside_devices: bool = False) -> bool:
 class HostDecodedScanner(HostFaissScanner):
     """Compares every probed row with unrounded queries, in double precision, list by list. Thread-safe."""
 
+    def __init__(self, index: IVFIndex, *, threads: int | None = None, added: AddedLists | None = None) -> None:
+        """``added``: scanned instead of the index's own lists."""
+        super().__init__(index, threads=threads)
+        self._reader = index.extent_reader() if added is None else added.reader
+
     def _search(
         self, x: F32, probes: I64, coarse: F32, k: int, distances: F32, ids: I64, params: IdFilter | None
     ) -> None:
@@ -55,7 +61,7 @@ class HostDecodedScanner(HostFaissScanner):
             members = np.flatnonzero((probes == list_id).any(axis=1))
             group = queries[members]
             step = max(1, _BLOCK_ELEMENTS // max(self._index.scan_dim, len(members)))
-            found_ids = self._index.list_ids(list_id)
+            found_ids = self._reader.ids(list_id)
             for start in range(0, len(found_ids), step):
                 block_ids = found_ids[start : start + step]
                 block = self._distances(group, list_id, start, len(block_ids))
@@ -73,7 +79,7 @@ class HostDecodedScanner(HostFaissScanner):
 
     def _distances(self, queries: npt.NDArray[np.float64], list_id: int, start: int, n: int) -> Any:
         """(len(queries), n) float64 to ``n`` rows of a list."""
-        codes = self._index.extent_reader().rows(list_id, start, start + n)
+        codes = self._reader.rows(list_id, start, start + n)
         found = decode(self._ivf, codes, np.full(n, list_id, dtype=np.int64)).astype(np.float64)
         products = queries @ found.T
         if self._index.metric == "ip":

@@ -137,21 +137,21 @@ class FilteredScanner:
         #: The last filter that was scanned with, and its ids in ascending order.
         self._last: tuple[RowFilter, I64] | None = None
 
-    def choose(self, queries: F32, wanted: RowFilter, nprobe: int, k: int, *, ranked: bool) -> ChosenLists:
+    def choose(self, queries: F32, counts: I64, sizes: I64, nprobe: int, k: int, *, ranked: bool) -> ChosenLists:
         """As :func:`choose_lists`. Where all rows of the filter are compared whatever is near, lists come in any order;
         ``ranked``: even then the nearest first."""
-        sizes = self._index.list_sizes
+        total, count = int(counts.sum()), int(sizes.sum())
         # About as many rows as a search without a filter compares, and those that take as long as ranking lists.
-        few = self._index.count * nprobe // self._index.nlist + _ROWS_PER_RANKED_LIST * self._index.nlist
-        if not ranked and wanted.total <= few and (self._scanner or self._reranker) is not None:
-            lists = np.flatnonzero(wanted.counts)
-            n_probes, n_rows = np.full(len(queries), len(lists), np.int32), np.full(len(queries), wanted.total)
+        few = count * nprobe // self._index.nlist + _ROWS_PER_RANKED_LIST * self._index.nlist
+        if not ranked and total <= few and (self._scanner or self._reranker) is not None:
+            lists = np.flatnonzero(counts)
+            n_probes, n_rows = np.full(len(queries), len(lists), np.int32), np.full(len(queries), total)
             return ChosenLists(lists[None], np.zeros((1, len(lists)), np.float32), n_probes, n_rows, same=True)
-        share = max(wanted.total, 1) / max(self._index.count, 1)
+        share = max(total, 1) / max(count, 1)
         p = min(self._index.nlist, max(nprobe, int(_FIRST_LISTS * nprobe / share)))
         while True:
             probes, coarse = self._host.quantize(self._index, queries, p)
-            chosen = choose_lists(probes, coarse, wanted.counts, sizes, nprobe, k)
+            chosen = choose_lists(probes, coarse, counts, sizes, nprobe, k)
             if chosen.suffices or p == self._index.nlist:
                 return chosen
             p = min(self._index.nlist, _MORE_LISTS * p)

@@ -23,6 +23,7 @@ from hybridindex.types import F32, I32, I64, U8
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
+    from hybridindex.index.live.added import AddedLists
 
 __all__ = ["HostNativeScanner"]
 
@@ -54,10 +55,19 @@ class HostNativeScanner(OpenMpThreads):
             return f"lists in layout {index.manifest.layout} are scanned by faiss"
         return None
 
-    def __init__(self, index: IVFIndex, *, threads: int | None = None, kernels: str = "", pool: Any = None) -> None:
+    def __init__(
+        self,
+        index: IVFIndex,
+        *,
+        threads: int | None = None,
+        kernels: str = "",
+        pool: Any = None,
+        added: AddedLists | None = None,
+    ) -> None:
         """
         Args:
             pool: another scanner's threads; None: its own.
+            added: scanned instead of the index's own lists.
             kernels: "amx", "avx512", "avx2", "neon" or "portable"; empty: the best that this CPU runs.
 
         Raises:
@@ -71,6 +81,7 @@ class HostNativeScanner(OpenMpThreads):
         assert codec is not None
         self.threads = check_threads(threads) or openmp_threads()
         self._index = index
+        data, extents = (index.mapped_lists(), index.extents()) if added is None else (added.data, added.table)
         centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
         #: Queries of one call: tables of product quantizers take memory.
         self._at_once = sys.maxsize
@@ -80,12 +91,12 @@ class HostNativeScanner(OpenMpThreads):
             self._scanner: Any
             if codec.pq is not None:
                 form = native_form(codec.pq, kernels)
-                self._scanner = native.PqScanner(index.mapped_lists(), index.extents(), form, centroids)
+                self._scanner = native.PqScanner(data, extents, form, centroids)
                 self._at_once = max(1, _TABLE_BYTES // form.scratch_need(1)[1])
             else:
                 lists = (
-                    index.mapped_lists(),
-                    index.extents(),
+                    data,
+                    extents,
                     codec.kind,
                     codec.dim,
                     codec.scale,
@@ -98,7 +109,8 @@ class HostNativeScanner(OpenMpThreads):
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
         self.pool: Any = native.ThreadPool(self.threads - 1) if pool is None else pool
-        index.integrity.remembering.add(self)
+        if added is None:
+            index.integrity.remembering.add(self)
 
     @property
     def kernels(self) -> str:

@@ -26,9 +26,9 @@ from hybridindex.errors import (
     UnsupportedIndexError,
 )
 from hybridindex.index import open_index
-from hybridindex.index.changes.delete import delete
+from hybridindex.index.changes.write import delete
 from hybridindex.index.filters.write_attributes import write_attributes
-from hybridindex.index.log import deleted as deleted_module
+from hybridindex.index.live import store as live_store
 from hybridindex.index.rewrite import write_layout
 from hybridindex.processes import lock_file
 from hybridindex.router import Router
@@ -98,7 +98,7 @@ def test_what_was_deleted_is_found_no_more(tmp_path, kind, metric, n_devices):
             assert router.stats().requests == 16
         with open_index(tmp_path / "i") as again, Router(again, precision=kind[1]) as router:
             check_alive(router, queries, 10, gone)
-            assert len(again.deleted.current().ids) == len(gone)
+            assert len(again.live.current().deleted.ids) == len(gone)
 
 
 def test_lists_are_chosen_by_what_is_left_in_them(tmp_path):
@@ -162,12 +162,12 @@ def test_a_rollback_to_a_damaged_log_is_refused(tmp_path):
     with small_index(tmp_path / "i") as index:
         delete(index, [1])
         delete(index, [2])
-    log = tmp_path / "i" / "gen-000001" / "deletes.log"
+    log = tmp_path / "i" / "gen-000001" / "changes.log"
     raw = bytearray(log.read_bytes())
-    raw[64 + 33] ^= 1
+    raw[64 + 64] ^= 1
     log.write_bytes(raw)
     hx.build(clustered(N), tmp_path / "i", nlist=NLIST, metric="l2", replace=True).close()
-    with pytest.raises(CorruptIndexError, match=r"deletes.log is damaged"):
+    with pytest.raises(CorruptIndexError, match=r"changes.log is damaged"):
         hx.rollback(tmp_path / "i")
 
 
@@ -187,9 +187,9 @@ def test_deletions_are_counted_once(tmp_path):
         assert index.delete([]) == 0
         assert index.n_deleted == 3
         assert index.count == N
-        size = (tmp_path / "i" / "gen-000001" / "deletes.log").stat().st_size
+        size = (tmp_path / "i" / "gen-000001" / "changes.log").stat().st_size
         assert index.delete([5, 7, 9]) == 0
-        assert (tmp_path / "i" / "gen-000001" / "deletes.log").stat().st_size == size
+        assert (tmp_path / "i" / "gen-000001" / "changes.log").stat().st_size == size
         index.set_attributes({"year": np.arange(N) % 40})
         assert index.delete(where="year < 10") == N // 4 - 3
         assert index.delete(where="year < 10") == 0
@@ -199,10 +199,13 @@ def test_deletions_are_counted_once(tmp_path):
 
 
 def test_another_process_s_deletions_are_seen_soon(tmp_path, monkeypatch):
-    with small_index(tmp_path / "i") as index, open_index(tmp_path / "i") as other, Router(other) as router:
+    index = small_index(tmp_path / "i")
+    live_store._shared.clear()  # as another process, which shares nothing
+    with index, open_index(tmp_path / "i") as other, Router(other) as router:
+        assert other.live is not index.live
         near = router.search(clustered(1), 5, 8).ids[0]
         delete(index, near)
-        monkeypatch.setattr(deleted_module, "LOOK_AGAIN_S", 0.01)
+        monkeypatch.setattr(live_store, "LOOK_AGAIN_S", 0.01)
         ends = time.monotonic() + WAIT_S
         while np.isin(router.search(clustered(1), 5, 8).ids, near).any():
             assert time.monotonic() < ends
@@ -210,7 +213,7 @@ def test_another_process_s_deletions_are_seen_soon(tmp_path, monkeypatch):
         # Both may delete.
         assert delete(other, [*near, 0 if 0 not in near else 1]) == 1
         assert delete(index, near) == 0
-        assert len(index.deleted.current().ids) == 6
+        assert len(index.live.current().deleted.ids) == 6
 
 
 def test_rows_with_one_id_go_together(tmp_path):
@@ -240,7 +243,7 @@ def test_copies_have_them_deleted_and_exports_have_them_not(tmp_path):
         with hx.from_faiss(tmp_path / "x.faiss", tmp_path / "y", nprobe=NLIST) as imported, index.router() as router:
             right = router.search(clustered(5), 20, NLIST)
             assert (imported.search(clustered(5), 20, NLIST).ids == right.ids).all()
-        with pytest.raises(UnsupportedIndexError, match="a copy in layout 'blocks16' would have them"):
+        with pytest.raises(UnsupportedIndexError, match="a copy in layout 'blocks16' would not know it"):
             write_layout(index.ivf, tmp_path / "z", "blocks16")
     with small_index(tmp_path / "pq", codec="pqfs12") as index:
         delete(index, [1])
@@ -250,10 +253,10 @@ def test_copies_have_them_deleted_and_exports_have_them_not(tmp_path):
 
 def test_who_cannot_delete_is_told(tmp_path, monkeypatch):
     with small_index(tmp_path / "i") as index:
-        monkeypatch.setattr("hybridindex.index.changes.delete._WAIT_S", 0.01)
+        monkeypatch.setattr("hybridindex.index.changes.write.WAIT_S", 0.01)
         with (
-            lock_file(tmp_path / "i" / ".lock", timeout_s=1),
-            pytest.raises(BuildError, match="another process is writing"),
+            lock_file(tmp_path / "i" / "writer.lock", timeout_s=1),
+            pytest.raises(BuildError, match="is being written by another process"),
         ):
             delete(index, [1])
         index.integrity.quarantine([3])
@@ -263,7 +266,7 @@ def test_who_cannot_delete_is_told(tmp_path, monkeypatch):
         real = filesystem.File.write_at
 
         def full(*_args):
-            raise OSError(28, "No space left on device", "deletes.log")
+            raise OSError(28, "No space left on device", "changes.log")
 
         delete(index, [2])
         monkeypatch.setattr(filesystem.files.os, "pwrite", full)
@@ -271,14 +274,14 @@ def test_who_cannot_delete_is_told(tmp_path, monkeypatch):
             delete(index, [1])
         monkeypatch.undo()
         assert filesystem.File.write_at is real
-        assert index.deleted.current().ids.tolist() == [2]
+        assert index.live.current().deleted.ids.tolist() == [2]
         assert delete(index, [1]) == 1
         hx.build(clustered(N), tmp_path / "i", nlist=NLIST, metric="l2", replace=True).close()
         with pytest.raises(BuildError, match=r"gen-000001 of .* was replaced"):
             delete(index, [3])
         # Those of the new generation are another matter.
         with open_index(tmp_path / "i") as new:
-            assert new.deleted.current() is None
+            assert new.live.current() is None
     with pytest.raises(InvalidInputError, match="was closed"):
         delete(index, [1])
 
@@ -361,4 +364,4 @@ def test_a_killed_writer_loses_nothing_that_it_told(tmp_path):
         process.join(WAIT_S)
         acknowledged = np.union1d(acknowledged, np.frombuffer(b"".join(heard), np.int64))
         with open_index(tmp_path / "i", verify="quick") as index:
-            assert np.isin(acknowledged, index.deleted.current().ids).all()
+            assert np.isin(acknowledged, index.live.current().deleted.ids).all()

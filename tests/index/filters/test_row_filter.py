@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridindex.index.changes.delete import delete
+from hybridindex.index.changes.write import delete
 from hybridindex.index.filters import row_filter
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.router import Router
@@ -80,7 +80,7 @@ def test_deleted_rows_stay_away_when_their_list_is_good_again(index):
     filters = RowFilters(index)
     gone = index.list_ids(1)[:5].copy()
     delete(index, gone)
-    deleted = index.deleted.current()
+    deleted = index.live.current().deleted
     everything = filters.make(None, None)
     index.integrity.quarantine([1])
     filters.without(filters.renewed(everything), deleted)

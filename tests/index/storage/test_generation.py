@@ -51,7 +51,7 @@ def test_ctrl_c_leaves_nothing_half_made(tmp_path: Path, stage: str, exists: boo
     with pytest.raises(KeyboardInterrupt):
         build(iter([NEW]), path, nlist=4, codec="pqfs", replace=True, progress=progress)
     if exists:
-        assert names(path) == [".lock", "CURRENT", "gen-000001"]
+        assert names(path) == [".lock", ".log.lock", "CURRENT", "gen-000001"]
         assert open_index(path).count == 300
     else:
         assert not path.exists()
@@ -84,7 +84,7 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
     assert outcomes == sorted(outcomes), "there is one moment of commit"
     assert outcomes[0] is False
     build(NEW, path, nlist=2, replace=True)
-    assert len(names(path)) == 5
+    assert len(names(path)) == 6
 
 
 def test_an_error_of_the_callers_own_input_stays_what_it_is(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_really_full_disk(tmp_path: Path) -> None:
             with pytest.raises(DiskFullError):
                 build(source, path, nlist=2, replace=True)
             assert open_index(path).count == 300
-            assert names(path) == [".lock", "CURRENT", "gen-000001"]
+            assert names(path) == [".lock", ".log.lock", "CURRENT", "gen-000001"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ build(np.ones((50, 4), np.float32), {str(path)!r}, nlist=1, replace=True, progre
     assert ".building-gen-000002" in names(path)
     assert open_index(path).count == 300
     assert build(NEW, path, nlist=2, replace=True).generation == 2
-    assert names(path) == [".lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
+    assert names(path) == [".lock", ".log.lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
 
 
 def test_a_second_writer_is_told(tmp_path: Path) -> None:

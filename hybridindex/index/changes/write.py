@@ -1,0 +1,260 @@
+"""Adding, replacing and deleting rows of an index, durably. Lists stay where they lie: what comes is held beside them,
+and searches leave out what goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.config import check_ids
+from hybridindex.errors import DuplicateIdError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index.attributes.added import as_stream
+from hybridindex.index.attributes.columns import as_attributes, fitted
+from hybridindex.index.attributes.stored import find_attributes
+from hybridindex.index.changes.claim import claim_of
+from hybridindex.index.codec import max_abs_of
+from hybridindex.index.filters.row_filter import RowFilters, ids_of
+from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.live.added import AddedLists
+from hybridindex.index.live.state import LiveState
+from hybridindex.index.log.change import Change, no_ids, no_rows
+from hybridindex.index.source import VectorSource, check_ids_argument
+from hybridindex.processes import short_switch_interval
+from hybridindex.types import I64, U8
+
+__all__ = ["WAIT_S", "add", "delete", "largest_id", "refuse_unwritable", "takes_rows", "upsert"]
+
+_T = TypeVar("_T")
+
+#: How long another process may write before a change is refused.
+WAIT_S = 10.0
+#: Of one call, in codes and in rows.
+_MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
+#: Ids that a message names.
+_MOST_NAMED = 5
+
+
+class _Rows(NamedTuple):
+    """Rows that shall come, encoded."""
+
+    #: None: to be numbered.
+    ids: I64 | None
+    lists: I64
+    codes: U8
+    attributes: bytes
+
+
+def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, *, sync: bool = True) -> I64:
+    """Adds rows; durable when it returns, and found by every search of this process that begins then.
+
+    Args:
+        vectors: (n, dim), or (dim,) for one row, of elements that a build takes.
+        ids: (n,) integers of 0 or more, all different; none may be there. None: numbers above all that are there.
+        attributes: a pyarrow Table or RecordBatch, a DataFrame or a mapping of names to columns, a record for each row,
+            of columns that the index has. None: missing values.
+        sync: False: it is in the file when the call returns, and may not survive a power cut.
+
+    Returns:
+        (n,) int64, the ids.
+
+    Raises:
+        DuplicateIdError: an id is there, or given twice. InvalidInputError: names what is wrong.
+        UnsupportedIndexError: the codec takes no rows. DamagedListsError: ids of some lists cannot be read.
+        BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
+    """
+    rows = _prepared(index.rows, vectors, ids, attributes)
+
+    def resolve(state: LiveState) -> tuple[Change | None, I64]:
+        numbers = _numbers(index.rows)
+        if rows.ids is None:
+            first = max(largest_id(index.rows, None), state.added.largest_id) + 1
+            given: I64 = np.arange(first, first + len(rows.lists))
+        else:
+            given = rows.ids
+            there = given[_is_there(state, numbers, given)]
+            if len(there):
+                raise DuplicateIdError(
+                    f"{len(there)} of the ids are there already: {_named(there)}; expected new ones, or upsert, which "
+                    "replaces them"
+                )
+        if not len(given):
+            return None, given
+        state.added.largest_id = max(state.added.largest_id, int(given.max()))
+        return _change(no_ids(), rows, given), given
+
+    ids_named = () if rows.ids is None else rows.ids.tolist()
+    return _commit(index.rows, resolve, ids_named, sync=sync)
+
+
+def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, sync: bool = True) -> int:
+    """Adds rows, in the place of all rows of these ids, at once; how many ids were there. As :func:`add`.
+
+    Raises:
+        As :func:`add`, but for ids that are there.
+    """
+    if ids is None:
+        raise InvalidInputError("ids is None; expected the id of each row")
+    rows = _prepared(index.rows, vectors, ids, attributes)
+    given = rows.ids
+    assert given is not None
+
+    def resolve(state: LiveState) -> tuple[Change | None, int]:
+        there = given[_is_there(state, _numbers(index.rows), given)]
+        state.added.largest_id = max(state.added.largest_id, int(given.max(initial=-1)))
+        return _change(there, rows, given) if len(given) else None, len(there)
+
+    return _commit(index.rows, resolve, given.tolist(), sync=sync)
+
+
+def delete(index: IVFIndex, ids: Any = None, where: str | None = None, *, sync: bool = True) -> int:
+    """Deletes rows; durable when it returns, and left out of every search of this process that begins then.
+
+    Args:
+        ids: (m,) integers; those that are not there, or no longer, change nothing. An id of several rows loses all.
+        where: or a condition on attributes: the rows of which it is true now.
+        sync: as of :func:`add`.
+
+    Returns:
+        How many ids were deleted.
+
+    Raises:
+        InvalidInputError: neither or both are given, they are no integers, or the condition is none.
+        DamagedListsError: ids of some lists cannot be read.
+        BuildError: another process writes, or the generation was replaced. FileError, DiskFullError, NotWritableError:
+            nothing was deleted.
+    """
+    index = index.rows
+    index.mapped_model()  # is it open?
+    if (ids is None) == (where is None):
+        raise InvalidInputError("ids and where are both given, or missing; expected one of them")
+    given = None if ids is None else np.unique(check_ids("ids", ids))
+
+    def resolve(state: LiveState) -> tuple[Change | None, int]:
+        there = _ids_where(index, state, where) if given is None else given[_is_there(state, _numbers(index), given)]
+        if not len(there):
+            return None, 0
+        nothing = no_rows(index.code_size)
+        return Change(gone=there, ids=no_ids(), lists=no_ids(), codes=nothing), len(there)
+
+    return _commit(index, resolve, None if given is None else given.tolist(), sync=sync)
+
+
+def largest_id(index: IVFIndex, added: AddedLists | None) -> int:
+    """Of the rows that are there, or were when lists were last written anew; -1: there was none."""
+    numbers, _ = row_numbers(index)
+    came = -1 if added is None else int(added.ids.max(initial=-1))
+    return max(numbers.largest_id, came, int(index.manifest.notes.get("largest_id", -1)))
+
+
+def takes_rows(index: IVFIndex) -> bool:
+    """Whether rows can be added, and lists written anew."""
+    return index.manifest.layout == "rows" and index.device_codec() is not None
+
+
+def refuse_unwritable(index: IVFIndex) -> None:
+    """Raises UnsupportedIndexError: the index takes no rows, and what does."""
+    index.mapped_model()  # is it open?
+    if not takes_rows(index):
+        raise UnsupportedIndexError(
+            f"{index.path} has codec {index.codec!r}, whose lists take no single rows; those of flat, fp16, bf16, sq8 "
+            "and pq<M> do: build it anew with one of them, with bits= beside it where it shall be small"
+        )
+
+
+def _commit(
+    index: IVFIndex,
+    resolve: Callable[[LiveState], tuple[Change | None, _T]],
+    ids: Collection[int] | None,
+    *,
+    sync: bool,
+) -> _T:
+    with claim_of(index.path).held(WAIT_S), short_switch_interval():
+        return index.live.commit(resolve, ids=ids, sync=sync)
+
+
+def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
+    refuse_unwritable(index)
+    given = np.asarray(vectors) if isinstance(vectors, list) else vectors
+    given = given[None] if isinstance(given, np.ndarray) and given.ndim == 1 else given
+    if not isinstance(given, np.ndarray) or given.ndim != 2 or given.shape[1] != index.dim:
+        what = f"shape {given.shape}" if isinstance(given, np.ndarray) else f"type {type(given).__name__}"
+        raise InvalidInputError(f"vectors have {what}; expected (n, {index.dim}) or ({index.dim},)")
+    n, most = len(given), min(_MOST_ROWS, _MOST_BYTES // index.code_size)
+    if n > most:
+        raise InvalidInputError(f"vectors hold {n} rows; expected {most} at most in one call")
+    numbered = check_ids_argument(ids, n)
+    if numbered is not None:
+        numbered = np.array(numbered, dtype=np.int64)
+        distinct, counts = np.unique(numbered, return_counts=True)
+        if len(distinct) < n:
+            raise DuplicateIdError(f"ids are given twice: {_named(distinct[counts > 1])}; expected every id once")
+    stream = _attributes(index, attributes, n)
+    source = VectorSource(
+        vectors=given, given_ids=None, max_abs=None if index.manifest.normalized else max_abs_of(index.codec)
+    )
+    if not n:
+        return _Rows(numbered, no_ids(), no_rows(index.code_size), b"")
+    transformed = index.transform(source.rows(0, n))
+    lists = index.quantize(transformed, 1)[0][:, 0]
+    if (lists < 0).any():
+        raise InvalidInputError(
+            f"vectors[{int(np.argmax(lists < 0))}] is nearest to no list; expected finite distances"
+        )
+    return _Rows(numbered, lists, index.encode_rows(transformed, lists), stream)
+
+
+def _attributes(index: IVFIndex, attributes: Any, n: int) -> bytes:
+    if attributes is None:
+        return b""
+    table = as_attributes(attributes)
+    if len(table) != n:
+        raise InvalidInputError(f"attributes have {len(table)} rows and vectors {n}; expected as many")
+    stored = index.attributes
+    if stored is None:
+        why = index.attributes_problem or "set_attributes (hybridindex attributes) gives it some"
+        raise InvalidInputError(f"attributes are given, and the index has none: {why}")
+    return as_stream(fitted(table, stored.spec.columns))
+
+
+def _change(gone: I64, rows: _Rows, ids: I64) -> Change:
+    return Change(gone=gone, ids=ids, lists=rows.lists, codes=rows.codes, attributes=rows.attributes)
+
+
+def _numbers(index: IVFIndex) -> RowNumbers:
+    numbers, _ = row_numbers(index)
+    if len(numbers.unknown):
+        raise index.integrity.error(numbers.unknown.tolist())
+    return numbers
+
+
+def _is_there(state: LiveState, numbers: RowNumbers, ids: I64) -> npt.NDArray[np.bool_]:
+    """Which ids have rows now."""
+    added = np.fromiter((each in state.added for each in ids.tolist()), np.bool_, len(ids))
+    stored = np.diff(numbers.of_each(ids)[1]) > 0
+    return added | (stored & ~state.is_gone(ids))
+
+
+def _ids_where(index: IVFIndex, state: LiveState, where: str | None) -> I64:
+    """(m,) int64: ids of the rows of which a condition is true now, by the attributes on disk."""
+    while True:
+        _numbers(index)
+        index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
+        filters = RowFilters(index)
+        made = filters.make(None, None, where)
+        stored: I64 = np.unique(ids_of(index, made))
+        stored = stored[~state.is_gone(stored)]
+        added = state.added.snapshot()
+        came = no_ids() if added is None else filters.of_added(made, added).ids
+        # Else ids may have been read from damaged bytes.
+        if made.seen == index.integrity.marks[0]:
+            return np.union1d(stored, came)
+
+
+def _named(ids: I64) -> str:
+    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    return ", ".join(map(str, ids[:_MOST_NAMED].tolist())) + more

@@ -1,0 +1,221 @@
+"""Rows that came since a generation was written: in memory, list by list, in extents like those of ``lists.bin``, so
+that the scanners of these scan them.
+
+A row is never changed where it lies, and none takes its place while a snapshot may read it: a list that grows beyond
+its extent, or loses a row, is copied into another one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.index.attributes.added import AddedAttributes
+from hybridindex.index.storage.huge_pages import empty_in_huge_pages
+from hybridindex.index.storage.layout import ALIGNMENT, id_slots
+from hybridindex.index.storage.lists import ExtentReader
+from hybridindex.types import I64, U8
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["AddedLists", "AddedRows"]
+
+#: Of the first extent of a list, and of the first arena.
+_FEWEST_ROWS, _FEWEST_BYTES = 8, 1 << 20
+#: Beside each row's code: its id, and its number among all that were ever added.
+_BESIDE_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class AddedLists:
+    """The rows at one moment. Immutable."""
+
+    #: All extents, and more.
+    data: U8
+    #: (nlist, 3) int64 size, capacity, byte offset; as of a generation.
+    table: I64
+    code_size: int
+    #: How many there are.
+    count: int
+    #: Of these, and of others that are gone.
+    attributes: AddedAttributes
+
+    @property
+    def sizes(self) -> I64:
+        """(nlist,) int64 rows of each list."""
+        return self.table[:, 0]
+
+    @cached_property
+    def reader(self) -> ExtentReader:
+        """Rows and ids of each list."""
+        return ExtentReader(self.data, self.table, code_size=self.code_size, layout="rows", element=None)
+
+    @cached_property
+    def lists(self) -> I64:
+        """(count,) int64, the list of each row, ascending."""
+        return np.repeat(np.arange(len(self.table)), self.sizes)
+
+    @cached_property
+    def ids(self) -> I64:
+        """(count,) int64, of each row, in the order of the lists."""
+        ids: I64 = self.data.view(np.int64)[self._slots]
+        return ids
+
+    @cached_property
+    def numbers(self) -> I64:
+        """(count,) int64, of each row among all that were ever added."""
+        numbers: I64 = self.data.view(np.int64)[self._slots + self.table[self.lists, 1]]
+        return numbers
+
+    @cached_property
+    def _slots(self) -> I64:
+        first: I64 = id_slots(self.table, self.code_size) - (np.cumsum(self.sizes) - self.sizes)
+        return np.repeat(first, self.sizes) + np.arange(self.count)
+
+    def codes(self) -> U8:
+        """(count, code_size) uint8, of each row, in the order of the lists; a copy."""
+        parts = [self.reader.rows(each, 0, self.reader.size(each)) for each in np.flatnonzero(self.sizes).tolist()]
+        return np.concatenate(parts) if parts else np.empty((0, self.code_size), dtype=np.uint8)
+
+
+class AddedRows:
+    """One writer. :meth:`snapshot` is what others read."""
+
+    def __init__(self, nlist: int, code_size: int) -> None:
+        self._code_size = code_size
+        self._row_bytes = code_size + _BESIDE_BYTES
+        self._granule = 8 // math.gcd(8, code_size)
+        self._table: I64 = np.zeros((nlist, 3), dtype=np.int64)
+        self._data = _arena(0)
+        self._free = 0
+        #: The list of each id.
+        self._list_of: dict[int, int] = {}
+        #: Rows that were ever added, and the largest of their ids; -1: none.
+        self._n_ever = 0
+        self.largest_id = -1
+        self._attributes = AddedAttributes()
+
+    def __len__(self) -> int:
+        return len(self._list_of)
+
+    def __contains__(self, row_id: int) -> bool:
+        return row_id in self._list_of
+
+    @property
+    def n_ever(self) -> int:
+        """Rows that were ever added."""
+        return self._n_ever
+
+    @property
+    def nbytes(self) -> int:
+        """Of extents, those of rows that are gone included."""
+        return self._free
+
+    def snapshot(self) -> AddedLists | None:
+        """The rows that are there now; None: none."""
+        if not self._list_of:
+            return None
+        table = self._table.copy()
+        table.setflags(write=False)
+        attributes = self._attributes.first(self._n_ever)
+        return AddedLists(self._data, table, self._code_size, len(self._list_of), attributes)
+
+    def insert(self, lists: I64, ids: I64, codes: U8, attributes: bytes) -> None:
+        """Adds rows; none of the ids is there."""
+        if not len(ids):
+            return
+        order = np.argsort(lists, kind="stable")
+        touched, starts, counts = np.unique(lists[order], return_index=True, return_counts=True)
+        needed = self._table[touched, 0] + counts
+        short = np.flatnonzero(needed > self._table[touched, 1])
+        capacity = self._whole(np.maximum(2 * needed[short], _FEWEST_ROWS))
+        self._make_room(int((capacity * self._row_bytes + ALIGNMENT).sum()))
+        for list_id, rows in zip(touched[short].tolist(), capacity.tolist(), strict=True):
+            self._move(list_id, rows, (), self._data)
+        size, rows, offset = self._table[touched].T
+        slots = np.repeat((offset + rows * self._code_size) // 8 + size - starts, counts) + np.arange(len(ids))
+        words = self._data.view(np.int64)
+        words[slots] = ids[order]
+        words[slots + np.repeat(rows, counts)] = self._n_ever + order
+        codes = codes[order].reshape(-1)
+        code_at, code_size = (offset + size * self._code_size).tolist(), self._code_size
+        for at, start, count in zip(code_at, starts.tolist(), counts.tolist(), strict=True):
+            self._data[at : at + count * code_size] = codes[start * code_size : (start + count) * code_size]
+        self._table[touched, 0] = needed
+        self._list_of.update(zip(ids.tolist(), lists.tolist(), strict=True))
+        self._attributes.append(attributes, len(ids))
+        self._n_ever += len(ids)
+        self.largest_id = max(self.largest_id, int(ids.max()))
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Takes rows out; all of the ids are there."""
+        touched = np.unique([self._list_of.pop(each) for each in ids])
+        sizes = self._table[touched, 0]
+        capacity = self._whole(np.maximum(sizes + sizes // 8, _FEWEST_ROWS))
+        self._make_room(int((capacity * self._row_bytes + ALIGNMENT).sum()))
+        first, words = id_slots(self._table[touched], self._code_size), self._data.view(np.int64)
+        ends = np.cumsum(sizes)
+        slots = np.repeat(first - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
+        going = np.flatnonzero(_is_in(words[slots], np.sort(ids)))
+        # Of each list, the positions of rows that go.
+        bounds = np.searchsorted(going, np.concatenate([[0], ends])).tolist()
+        before = (ends - sizes).tolist()
+        positions = going.tolist()
+        for number, (list_id, rows) in enumerate(zip(touched.tolist(), capacity.tolist(), strict=True)):
+            own = [at - before[number] for at in positions[bounds[number] : bounds[number + 1]]]
+            self._move(list_id, rows, own, self._data)
+
+    def _whole(self, rows: I64) -> I64:
+        """Capacities behind which ids begin at a multiple of 8 bytes."""
+        return -(-rows // self._granule) * self._granule
+
+    def _make_room(self, nbytes: int) -> None:
+        """Copies all lists into a new arena where this one has no ``nbytes`` left."""
+        if self._free + nbytes <= len(self._data):
+            return
+        there = np.flatnonzero(self._table[:, 0])
+        live = int((self._table[there, 1] * self._row_bytes + ALIGNMENT).sum())
+        old, self._data, self._free = self._data, _arena(2 * (live + nbytes)), 0
+        for list_id in there.tolist():
+            self._move(list_id, int(self._table[list_id, 1]), (), old)
+        self._table[self._table[:, 0] == 0] = 0
+
+    def _move(self, list_id: int, capacity: int, going: Sequence[int], old: U8) -> None:
+        """Copies a list from the arena ``old`` into a new extent, but for rows at some positions, ascending."""
+        size, rows, offset = self._table[list_id].tolist()
+        kept = size - len(going)
+        if not kept and going:
+            self._table[list_id] = 0
+            return
+        to, code_size = self._free, self._code_size
+        ids_from, ids_to = (offset + rows * code_size) // 8, (to + capacity * code_size) // 8
+        words, here, new = old.view(np.int64), self._data.view(np.int64), self._data
+        put = start = 0
+        for stop in (*going, size):
+            if (n := stop - start) > 0:
+                at = offset + start * code_size
+                new[to + put * code_size : to + (put + n) * code_size] = old[at : at + n * code_size]
+                here[ids_to + put : ids_to + put + n] = words[ids_from + start : ids_from + stop]
+                numbers_from, numbers_to = ids_from + rows, ids_to + capacity
+                here[numbers_to + put : numbers_to + put + n] = words[numbers_from + start : numbers_from + stop]
+                put += n
+            start = stop + 1
+        self._table[list_id] = kept, capacity, to
+        self._free = to + -(-capacity * self._row_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _is_in(ids: I64, ascending: I64) -> npt.NDArray[np.bool_]:
+    at = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
+    found: npt.NDArray[np.bool_] = ascending[at] == ids
+    return found
+
+
+def _arena(nbytes: int) -> U8:
+    """New memory, taken where it is written to."""
+    return empty_in_huge_pages(-(-max(nbytes, _FEWEST_BYTES) // ALIGNMENT) * ALIGNMENT)
