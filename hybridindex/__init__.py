@@ -11,7 +11,7 @@
         result = router.search(queries, k=10)
 """
 
-from hybridindex.api import Index, build, from_faiss, remove_replaced, rollback
+from hybridindex.api import Index, build, from_faiss, remove_replaced, restore, rollback
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
@@ -35,6 +35,7 @@ __all__ = [
     "from_faiss",
     "open",
     "remove_replaced",
+    "restore",
     "rollback",
 ]
 

@@ -31,13 +31,24 @@ from hybridindex.types import (
 )
 
 if TYPE_CHECKING:
+    from hybridindex.index.changes.writer import Durability, IndexWriter
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.index.rabitq.spec import RabitqSpec
     from hybridindex.partitioner.plan import Plan
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Index", "Progress", "build", "from_faiss", "open_index", "remove_replaced", "rollback"]
+__all__ = [
+    "Index",
+    "Progress",
+    "build",
+    "copy_store",
+    "from_faiss",
+    "open_index",
+    "remove_replaced",
+    "restore",
+    "rollback",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -49,17 +60,31 @@ Progress = Callable[[str, int, int | None], None]
 
 
 class Index:
-    """An open index. Read-only and safe to share between threads; close it after its routers."""
+    """An open index. Safe to share between threads; close it after its routers."""
 
-    def __init__(self, ivf: IVFIndex) -> None:
-        self._ivf = ivf
+    def __init__(self, ivf: IVFIndex, *, write: bool = False, durability: Durability = "synced") -> None:
+        from hybridindex.index.changes.writer import IndexWriter
+
+        self._writer = IndexWriter(ivf, durability=durability, on_compaction=self._take_over_profiles)
+        if write:
+            self._writer.keep()
 
     # What it is
 
     @property
     def ivf(self) -> IVFIndex:
-        """The index proper: lists, centroids, codec (:class:`hybridindex.index.ivf.IVFIndex`)."""
-        return self._ivf
+        """The index proper: lists, centroids, codec (:class:`hybridindex.index.ivf.IVFIndex`); another one after each
+        compaction. What was opened before goes on with the one that it has, and sees all changes."""
+        return self._writer.newest
+
+    @property
+    def _ivf(self) -> IVFIndex:
+        return self._writer.newest
+
+    @property
+    def writer(self) -> IndexWriter:
+        """Who writes, and compacts."""
+        return self._writer
 
     @property
     def path(self) -> Path:
@@ -80,7 +105,7 @@ class Index:
 
     @property
     def count(self) -> int:
-        """Number of vectors."""
+        """Vectors in the lists as they were written, deleted ones included; :attr:`n_live` counts what is found."""
         return self._ivf.count
 
     @property
@@ -402,6 +427,7 @@ class Index:
             of the store failed, after that of the index.
         """
         from hybridindex.index import save
+        from hybridindex.index.filters.write_attributes import copy_attributes
         from hybridindex.index.storage.generation import as_path
 
         here, there = self.path / STORE_FILE, as_path(path) / STORE_FILE
@@ -413,6 +439,8 @@ class Index:
             )
         copy = Index(save(self._ivf, path, **options))
         try:
+            if self._ivf.attributes is not None:
+                copy_attributes(self._ivf, copy.ivf)
             if plans:
                 with self.store() as store:
                     store.copy_to(there)
@@ -469,17 +497,77 @@ class Index:
             How many ids were deleted.
 
         Raises:
-            InvalidInputError, BuildError, FileError: see :func:`hybridindex.index.changes.delete.delete`.
+            InvalidInputError, BuildError, FileError: see :func:`hybridindex.index.changes.write.delete`.
         """
-        from hybridindex.index.changes.delete import delete
+        return self._writer.delete(ids, where)
 
-        return delete(self._ivf, ids, where)
+    def add(self, vectors: Any, ids: Any = None, attributes: Any = None) -> I64:
+        """Adds rows: durable when it returns, and found by every search of this process that begins then. Open indexes
+        of other processes follow within a second.
+
+        Args:
+            vectors: (n, dim), or (dim,) for one row, of elements that a build takes.
+            ids: (n,) integers of 0 or more, all different; none may be there. None: numbers above all that are there.
+            attributes: a pyarrow Table or RecordBatch, a DataFrame or a mapping of names to columns, a record for each
+                row, of columns that the index has. None: missing values.
+
+        Returns:
+            (n,) int64, the ids.
+
+        Raises:
+            DuplicateIdError: an id is there, or given twice.
+            BusyWritingError: rows come faster than lists can be written anew; says when to try again.
+            InvalidInputError, UnsupportedIndexError, BuildError, FileError: see
+                :func:`hybridindex.index.changes.write.add`.
+        """
+        return self._writer.add(vectors, ids, attributes)
+
+    def upsert(self, vectors: Any, ids: Any, attributes: Any = None) -> int:
+        """Adds rows in the place of all that have these ids, at once; how many ids were there. Otherwise as
+        :meth:`add`, whose errors it raises, but for ids that are there."""
+        return self._writer.upsert(vectors, ids, attributes)
+
+    def compact(self, progress: Progress | None = None) -> bool:
+        """Writes the lists anew, with what was added and without what was deleted: long lists are split, short ones
+        dissolved, and rows move to the list that is nearest now. Searches and changes go on. An index that is open for
+        writing does it by itself; this does it now.
+
+        Args:
+            progress: see :data:`Progress`.
+
+        Returns:
+            Whether anything had changed.
+
+        Raises:
+            UnsupportedIndexError, CorruptIndexError, BuildError: see
+                :func:`hybridindex.index.changes.compact.compact`. Everything stays as it was.
+        """
+        return self._writer.compact(progress) is not None
+
+    def _take_over_profiles(self, ivf: IVFIndex) -> None:
+        """After a compaction: lists have heirs."""
+        from hybridindex.plans.inherit import try_to_inherit
+
+        if filesystem.exists(self.path / STORE_FILE):
+            with self.store(required=False) as store:
+                try_to_inherit(ivf, store)
+
+    @property
+    def n_added(self) -> int:
+        """Rows that were added since the lists were written."""
+        live = self._ivf.live.current()
+        return 0 if live is None or live.added is None else live.added.count
+
+    @property
+    def n_live(self) -> int:
+        """Rows that searches find; of an index with repeated ids, about."""
+        return self.count - self.n_deleted + self.n_added
 
     @property
     def n_deleted(self) -> int:
-        """Ids that were deleted; :attr:`count` counts their rows, too."""
-        deleted = self._ivf.deleted.current()
-        return 0 if deleted is None else len(deleted.ids)
+        """Ids that were deleted since the lists were written; :attr:`count` counts their rows, too."""
+        live = self._ivf.live.current()
+        return 0 if live is None or live.deleted is None else len(live.deleted.ids)
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -523,9 +611,23 @@ class Index:
 
         to_faiss(self._ivf, path)
 
+    def snapshot(self, path: str | Path, *, previous: str | Path | None = None) -> Path:
+        """Writes a snapshot, an index as it is now, while this one is searched and changed; its path.
+
+        Args:
+            path: a new directory, or an empty one.
+            previous: an earlier snapshot, whose files are linked where they are the same.
+
+        Raises:
+            InvalidInputError, BuildError, DiskFullError: see :func:`hybridindex.index.changes.snapshots.snapshot`.
+        """
+        from hybridindex.index.changes.snapshots import snapshot as write_snapshot
+
+        return write_snapshot(self.path, path, previous=previous, beside=copy_store).path
+
     def close(self) -> None:
-        """Unmaps the lists. Closing twice is harmless."""
-        self._ivf.close()
+        """Unmaps the lists, and ends maintenance. Closing twice is harmless."""
+        self._writer.close()
 
     def __enter__(self) -> Index:
         return self
@@ -563,6 +665,15 @@ def build(
     return _with_attributes(index, table, ids)
 
 
+def copy_store(path: Path, to: Path) -> None:
+    """The control store beside an index, its profiles and plans, to a copy of the index."""
+    from hybridindex.store.control import ControlStore
+
+    if filesystem.exists(path / STORE_FILE):
+        with ControlStore.open(path / STORE_FILE) as store:
+            store.copy_to(to / STORE_FILE)
+
+
 def _checked(attributes: Any) -> Any:
     """Before anything is built."""
     from hybridindex.index.attributes.columns import as_attributes
@@ -596,29 +707,60 @@ def from_faiss(file: Any, path: str | Path, *, attributes: Any = None, ids: Any 
     return _with_attributes(Index(import_index(file, path, **options)), table, ids)
 
 
-def open_index(path: str | Path, *, verify: Literal["full", "quick"] = "full") -> Index:
+def open_index(
+    path: str | Path,
+    *,
+    verify: Literal["full", "quick"] = "full",
+    write: bool = False,
+    durability: Durability = "synced",
+) -> Index:
     """Opens an index directory, memory-mapped.
 
     Args:
         path: the directory.
+        write: nobody else may write until it is closed, and lists are written anew by themselves where that pays.
+            Without it, each change claims the index for its own time.
+        durability: of changes. "synced": on disk when the call returns. "written": with the operating system, so that a
+            power cut may take the last ones away, but not the end of the process.
         verify: "full" reads everything once and compares checksums; "quick" checks manifest, sizes and small files.
 
     Raises:
-        CorruptIndexError, UnsupportedIndexError.
+        CorruptIndexError, UnsupportedIndexError. BuildError: another process writes, or has it open for writing.
     """
     from hybridindex.index import open_index as open_directory
 
-    return Index(open_directory(path, verify=verify))
+    ivf = open_directory(path, verify=verify)
+    try:
+        return Index(ivf, write=write, durability=durability)
+    except BaseException:
+        ivf.close()
+        raise
 
 
-def rollback(path: str | Path) -> int:
+def rollback(path: str | Path, *, force: bool = False) -> int:
     """Makes the generation that the current one replaced the current one again; the number of the generation.
 
     See :func:`hybridindex.index.opening.rollback`.
     """
     from hybridindex.index import rollback as roll_back
 
-    return roll_back(path).generation
+    return roll_back(path, force=force).generation
+
+
+def restore(snapshot: str | Path, path: str | Path) -> Index:
+    """Makes an index of a snapshot, whose every byte is compared with its checksum, and opens it.
+
+    Args:
+        snapshot: what :meth:`Index.snapshot` wrote.
+        path: a new directory, or an empty one.
+
+    Raises:
+        InvalidInputError, CorruptIndexError, BuildError: see :func:`hybridindex.index.changes.snapshots.restore`.
+    """
+    from hybridindex.index.changes.snapshots import restore as restore_snapshot
+
+    restore_snapshot(snapshot, path, beside=copy_store)
+    return open_index(path, verify="quick")
 
 
 def remove_replaced(path: str | Path) -> list[int]:

@@ -1,4 +1,5 @@
 """Between processes: lock files that only owners can open, and objects with threads, which a fork leaves without them.
+Between threads: how long one that runs Python keeps others waiting.
 
 A lock is of use to whoever can open its file, if only to read it. So lock files are for those who may write the folder:
 its owner, and its group where that may write.
@@ -6,6 +7,10 @@ its owner, and its group where that may write.
 ``os.fork`` copies objects and not threads: in the child, a lock may be held for ever and a queue is emptied by nobody.
 Therefore every object that derives from :class:`OfOneProcess` turns, in a child process, into one whose methods raise
 :class:`hybridindex.errors.ForkedError`. Nothing is asked in the parent: a search costs what it did.
+
+A search takes the GIL several times, and waits for up to its switch interval each time that another thread runs Python.
+The process has one interval. Who shortens it restores it, also while it only waits: busy threads would switch for
+nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +19,9 @@ import ctypes
 import os
 import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +32,14 @@ from filelock import FileLock
 from hybridindex import filesystem
 from hybridindex.errors import FileError, ForkedError
 
-__all__ = ["OfOneProcess", "keep_to_writers", "lock_file"]
+__all__ = [
+    "SHORT_S",
+    "OfOneProcess",
+    "keep_to_writers",
+    "lock_file",
+    "short_switch_interval",
+    "usual_switch_interval",
+]
 
 
 def lock_file(path: Path, *, timeout_s: float) -> FileLock:
@@ -139,3 +152,64 @@ def _before_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+#: A small part of a small search. A thread that ran Python beside searches did as much in a second as at 0.5 ms.
+SHORT_S = 0.00005
+
+
+class _SwitchInterval:
+    """Owner of the interval. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Blocks of all threads that want it short, and the interval before the first.
+        self._users = 0
+        self._usual_s = 0.0
+        #: ``depth``: blocks that this thread is in.
+        self._own = threading.local()
+
+    def shorten(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, SHORT_S))
+            self._users += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                sys.setswitchinterval(self._usual_s)
+
+    @contextmanager
+    def short(self) -> Iterator[None]:
+        """Threads that wait for the GIL get it after :data:`SHORT_S`; its usual interval is 5 ms."""
+        self.shorten()
+        self._own.depth = self._depth() + 1
+        try:
+            yield
+        finally:
+            self._own.depth -= 1
+            self.restore()
+
+    @contextmanager
+    def usual(self) -> Iterator[None]:
+        """Within :meth:`short` on the same thread: the interval as it was, as far as this thread is concerned."""
+        if not self._depth():
+            yield
+            return
+        self.restore()
+        try:
+            yield
+        finally:
+            self.shorten()
+
+    def _depth(self) -> int:
+        depth: int = getattr(self._own, "depth", 0)
+        return depth
+
+
+_interval = _SwitchInterval()
+short_switch_interval = _interval.short
+usual_switch_interval = _interval.usual

@@ -137,5 +137,6 @@ def renew_profile(
         id=None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         access=carry_candidates(access, profile.access),
-        notes={**profile.notes, "renewed": renewed},
+        # What was inherited is measured anew.
+        notes={**{name: said for name, said in profile.notes.items() if name != "inherited"}, "renewed": renewed},
     )

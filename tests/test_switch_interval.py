@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hybridindex.refresh.gil_switch import short_switch_interval, usual_switch_interval
+from hybridindex.processes import short_switch_interval, usual_switch_interval
 
 
 @pytest.fixture

@@ -48,6 +48,13 @@ class RefreshConfig:
     interval_s: Annotated[
         float | None, Setting(help="Seconds between two updates without a trigger; default only drift begins one.")
     ] = None
+    max_newer: Annotated[
+        float,
+        Setting(
+            help="Part of the rows that may have come since what the plan was made from was measured; beyond it, an "
+            "update measures anew. 1: never for that."
+        ),
+    ] = 0.5
     seed: Annotated[int, Setting(help="Of every draw.")] = 0
     planning: Annotated[
         PlanningMode,
@@ -74,6 +81,8 @@ class RefreshConfig:
             raise InvalidInputError(f"attainment is {self.attainment}; expected a fraction of requests in (0, 1]")
         if self.decay is not None and not 0 <= self.decay <= 1:
             raise InvalidInputError(f"decay is {self.decay}; expected 0 (forget) to 1 (never forget), or None")
+        if not 0 <= self.max_newer <= 1:
+            raise InvalidInputError(f"max_newer is {self.max_newer}; expected a fraction of rows, 0 to 1")
         if self.min_queries < 16:
             raise InvalidInputError(f"min_queries is {self.min_queries}; expected at least 16: half of them are held")
         if self.planning not in ("process", "here"):

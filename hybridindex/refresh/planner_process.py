@@ -24,8 +24,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served, Weighed
-from hybridindex.processes import OfOneProcess
-from hybridindex.refresh.gil_switch import usual_switch_interval
+from hybridindex.processes import OfOneProcess, usual_switch_interval
 from hybridindex.refresh.pipe_codec import read_frame, write_frame
 from hybridindex.refresh.planner import CODEC, RenewOptions
 from hybridindex.types import F32, Profile

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.processes import short_switch_interval
 from hybridindex.refresh.config import RefreshConfig
-from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.planner import Planner, PlanningHere
 from hybridindex.refresh.planner_process import PlanningProcess
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError, how_to_install
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.inherit import share_newer
 from hybridindex.plans.precision import view_of
 from hybridindex.plans.proposal import Proposal
 from hybridindex.plans.replan import PlanChanges
@@ -106,6 +107,8 @@ class Refresher(OfOneProcess):
             on_served=self._expect_from_now,
             on_ended=self._update_ended,
         )
+        #: The plan whose rows were too new.
+        self._asked_for: Plan | None = None
         self._scheduler: BackgroundScheduler | None = None
         #: Stored rows that are followed, and why others are not.
         self._schedule: tuple[str, ...] = ()
@@ -386,8 +389,20 @@ class Refresher(OfOneProcess):
                 case drift.Trigger():
                     self._follow(action)
         self._updates.tick()
+        reason = reason or self._outgrown()
         if reason is not None:
             self._updates.request(reason)
+
+    def _outgrown(self) -> str | None:
+        """Why an update should begin although the load has not changed: rows have. Once for each plan."""
+        plan = self._router.plan
+        if plan is None or plan is self._asked_for or len(self._reservoir) < self._config.min_queries:
+            return None
+        share = share_newer(plan.analysis.profile)
+        if share <= self._config.max_newer:
+            return None
+        self._asked_for = plan
+        return f"{share:.0%} of the rows came since the plan's lists were measured"
 
     def _follow(self, trigger: drift.Trigger) -> None:
         with self._lock:

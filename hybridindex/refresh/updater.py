@@ -27,10 +27,10 @@ from hybridindex.plans.current import (
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Proposal, Served, held_now
 from hybridindex.plans.replan import PlanChanges, replan
+from hybridindex.processes import short_switch_interval
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
 from hybridindex.refresh.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
-from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.planner import RenewOptions
 from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.reservoir import QueryReservoir

@@ -43,7 +43,8 @@ ALLOWED = {
     "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
     "service": {"index", "tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
     "client": set(),
-    "rag": {"llm"},
+    # Collections change an index and the texts of its rows together.
+    "rag": {"llm", "index", "api"},
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
     "integrations": {"partitioner", "rag", "service"},
     # What no server imports. Policies are those of the router and the refresh.
@@ -64,7 +65,7 @@ ORDER = {
     "profiler": (".", "llm"),
     "service.http": ("page", ".", "routes", "app"),
     "service": ("intake", ".", "changes", "core", "status", "pruning", "several", "observe", "http", "daemon"),
-    "rag": (".", "embedders", "ingest", "pipelines"),
+    "rag": (".", "embedders", "collection", "ingest", "pipelines"),
     "cli": (".", "commands", "main", "entry"),
     "studies": ("hardware", "schedule", "simulator", "what_if"),
     "studies.schedule": ("stages", "."),
@@ -228,6 +229,7 @@ def test_public_names():
         "from_faiss",
         "open",
         "remove_replaced",
+        "restore",
         "rollback",
     ]
     for name in hybridindex.__all__:

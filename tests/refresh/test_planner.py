@@ -20,7 +20,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served
-from hybridindex.refresh.gil_switch import SHORT_S
+from hybridindex.processes import SHORT_S
 from hybridindex.refresh.pipe_codec import write_frame
 from hybridindex.refresh.planner import CODEC, PlanningHere, RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess

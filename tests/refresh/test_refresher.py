@@ -299,3 +299,18 @@ def test_the_old_name_of_the_current_plan_works_and_warns():
     assert found is current_plan
     with pytest.raises(AttributeError, match="nothing"):
         hybridindex.refresh.nothing  # noqa: B018
+
+
+def test_a_plan_whose_rows_are_newer_than_its_profile_is_measured_anew(make_world, profile, plan):
+    notes = {**profile.notes, "inherited": {"from": "before", "profile": 1, "share_newer": 0.7}}
+    analysis = dataclasses.replace(plan.analysis, profile=dataclasses.replace(profile, notes=notes))
+    heir = dataclasses.replace(plan, analysis=analysis)
+    world = make_world(plan=heir)
+    world.serve(1, seed=3)
+    assert world.refresher.status().triggers == 0
+    assert world.refresher.status().last_update is not None
+    assert "70% of the rows came since" in world.events("refresh_ended")[0]["reason"]
+    world.serve(4, seed=4)
+    # Once; and what an update measured is not inherited.
+    assert len(world.events("refresh_ended")) == 1
+    assert "inherited" not in world.refresher.propose().plan.analysis.profile.notes

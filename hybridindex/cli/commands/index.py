@@ -1,4 +1,4 @@
-"""Commands that make, change or check an index: build, import, compress, attributes, delete, verify and others."""
+"""Commands that make, change or check an index: build, import, add, delete, compact, verify and others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex import filesystem
-from hybridindex.api import STORE_FILE
+from hybridindex.api import STORE_FILE, copy_store
 from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_ids, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, Json, StoreUrl
+from hybridindex.cli.options import IndexPath, Json, Key, StoreUrl
+from hybridindex.cli.row_parts import MOST_ROWS, RowInput, open_target
 from hybridindex.errors import (
     FileError,
     HybridIndexError,
@@ -27,7 +28,11 @@ from hybridindex.errors import (
 )
 from hybridindex.index import previous_generation, read_manifest
 from hybridindex.index.attributes.columns import read_table
+from hybridindex.index.changes.snapshots import Snapshot
+from hybridindex.index.changes.snapshots import restore as restore_snapshot
+from hybridindex.index.changes.snapshots import snapshot as write_snapshot
 from hybridindex.index.compress import check_asked
+from hybridindex.index.inputs.matrices import VECS
 from hybridindex.index.rabitq.spec import CandidateTable
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
@@ -146,6 +151,7 @@ def _candidate_table(candidates: CandidateTable) -> Table:
     return table
 
 
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, or an empty one.", show_default=False)]
 Replace = Annotated[
     bool,
     typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),
@@ -178,6 +184,21 @@ def _refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
     given = [f"--{name.replace('_', '-')}" for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
     if given:
         raise InvalidInputError(f"--remove makes no codes, and {' and '.join(given)} would say which; give one of them")
+
+
+def _say_snapshot(done: Snapshot, *, as_json: bool) -> None:
+    facts: dict[str, Any] = {
+        "path": done.path,
+        "generation": done.generation,
+        "changes": done.number,
+        "copied_bytes": done.copied_bytes,
+        "linked_bytes": done.linked_bytes,
+    }
+    words = (
+        f"{done.path}: generation {done.generation} with change {done.number}; {done.copied_bytes:,} bytes copied, "
+        f"{done.linked_bytes:,} linked"
+    )
+    emit(facts, as_json=as_json, table=words)
 
 
 def register(app: typer.Typer) -> None:
@@ -360,6 +381,47 @@ def register(app: typer.Typer) -> None:
         emit(facts, as_json=json, table=shown)
 
     @app.command()
+    @grouped
+    def add(
+        index: IndexPath,
+        vectors: Annotated[
+            Path,
+            typer.Argument(
+                metavar="VECTORS", help="Rows that shall come: a file as build takes it.", show_default=False
+            ),
+        ],
+        *,
+        source: InputOptions,
+        attributes: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."),
+        ] = None,
+        upsert: Annotated[
+            bool, typer.Option("--upsert", help="Replace rows whose ids are there. Can be repeated.")
+        ] = False,
+        batch: Annotated[int, typer.Option(help="Rows of one change.", min=1, max=MOST_ROWS)] = 10_000,
+        key: Key = None,
+        json: Json = False,
+    ) -> None:
+        """Add rows to an index; by the daemon where one serves it. Searches find them at once.
+
+        Each batch is durable when the next one begins. Where the command ends early, --upsert with the same ids does
+        again what was done, and goes on.
+        """
+        rows = RowInput(file=source.file(vectors), ids=source.ids, attributes=attributes)
+        if upsert and source.ids is None and source.ids_column is None and vectors.suffix.lower() in (".npy", *VECS):
+            raise InvalidInputError("--ids is missing; expected the id of each row, as --upsert is given")
+        replaced = 0
+        with CliProgress(quiet=json) as progress, open_target(index, key) as target:
+            for part, ids, table, total in rows.parts(batch, target.dim):
+                progress("add", target.done, total)
+                replaced += target.add(part, ids, table, replace=upsert)
+                progress("add", target.done, total)
+            facts = {"path": index, "rows": target.done, "replaced": replaced, **target.facts()}
+        words = f"added {facts['rows'] - replaced:,} rows, replaced {replaced:,}; {facts['live']:,} rows in all"
+        emit(facts, as_json=json, table=words)
+
+    @app.command()
     def delete(
         index: IndexPath,
         ids: Annotated[
@@ -369,14 +431,33 @@ def register(app: typer.Typer) -> None:
         where: Annotated[
             str | None, typer.Option(help='Or a condition on attributes, as "year < 2019": docs/filters.md.')
         ] = None,
+        key: Key = None,
         json: Json = False,
     ) -> None:
-        """Delete rows of an index, for good. A daemon that serves it leaves them out within a second."""
+        """Delete rows of an index, for good; by the daemon where one serves it."""
         given = None if ids is None else load_ids(ids, "--ids")
-        with hx.open(index, verify="quick") as opened:
-            n = opened.delete(given, where=where)
-            facts = {"path": index, "deleted": n, "deleted_in_all": opened.n_deleted, "count": opened.count}
+        with open_target(index, key) as target:
+            n = target.delete(given, where)
+            now = target.facts()
+        facts = {"path": index, "deleted": n, "deleted_in_all": now["deleted"], "count": now["count"]}
         emit(facts, as_json=json, table=f"deleted {n:,} ids; {facts['deleted_in_all']:,} of {facts['count']:,} in all")
+
+    @app.command()
+    def compact(index: IndexPath, key: Key = None, json: Json = False) -> None:
+        """Write the lists of an index anew, with what was added and without what was deleted.
+
+        Where a daemon serves the index, the daemon does it, and serves the new lists. An index that is open for writing
+        does it by itself.
+        """
+        with CliProgress(quiet=json) as progress, open_target(index, key) as target:
+            facts = {"path": index, **target.compact(progress)}
+        words = "nothing had changed"
+        if facts["compacted"]:
+            words = f"{facts['count']:,} rows are generation {facts['generation']}"
+            words += f"; {facts['split']:,} lists were split, {facts['dissolved']:,} dissolved"
+        emit(facts, as_json=json, table=words)
+        if facts["compacted"]:
+            _say_who_serves(index)
 
     @app.command()
     def export(
@@ -411,10 +492,16 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(ExitCode.BAD_INDEX)
 
     @app.command()
-    def rollback(index: IndexPath, json: Json = False) -> None:
+    def rollback(
+        index: IndexPath,
+        force: Annotated[
+            bool, typer.Option("--force", help="Also where changes that were made since a compaction would be lost.")
+        ] = False,
+        json: Json = False,
+    ) -> None:
         """Go back to the generation that the current one replaced, after checking it. Again: forth."""
         before = read_manifest(index).generation
-        facts = {"generation": hx.rollback(index), "rolled_back": before}
+        facts = {"generation": hx.rollback(index, force=force), "rolled_back": before}
         words = f"generation {facts['generation']} is the current one again; generation {before} stays until it serves"
         emit(facts, as_json=json, table=words)
         _say_who_serves(index)
@@ -425,3 +512,32 @@ def register(app: typer.Typer) -> None:
         removed = hx.remove_replaced(index)
         words = f"removed generations: {', '.join(map(str, removed)) or 'none'}"
         emit({"removed": removed}, as_json=json, table=words)
+
+    @app.command()
+    def snapshot(
+        index: IndexPath,
+        to: NewFolder,
+        previous: Annotated[
+            Path | None,
+            typer.Option(metavar="DIR", help="An earlier snapshot: files that it has are linked.", show_default=False),
+        ] = None,
+        json: Json = False,
+    ) -> None:
+        """Write an index as it is now, while it is searched and changed.
+
+        Lists are linked where the file system can, and then take no room.
+        """
+        with CliProgress(quiet=json) as progress:
+            done = write_snapshot(index, to, previous=previous, beside=copy_store, progress=progress)
+        _say_snapshot(done, as_json=json)
+
+    @app.command()
+    def restore(
+        snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", show_default=False)],
+        to: NewFolder,
+        json: Json = False,
+    ) -> None:
+        """Make an index of a snapshot, and compare every byte with its checksum."""
+        with CliProgress(quiet=json) as progress:
+            done = restore_snapshot(snapshot, to, beside=copy_store, progress=progress)
+        _say_snapshot(done, as_json=json)

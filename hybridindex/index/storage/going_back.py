@@ -7,12 +7,13 @@ from pathlib import Path
 
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, DiskFullError, FileError, InvalidInputError, NotWritableError
-from hybridindex.index.storage.beside import follow
+from hybridindex.index.storage.beside import follow, remove_unshared
 from hybridindex.index.storage.generation import (
     CURRENT_FILE,
     PREVIOUS_FILE,
     current_name,
     generation_name,
+    log_lock,
     other_generations,
     point,
     previous_name,
@@ -48,14 +49,16 @@ def switch_back(path: Path, check: Callable[[Path], object]) -> int:
                 f"path {str(path)!r} has no generation to go back to: {before or 'the current one'} replaced none, or "
                 "what it replaced is gone since it serves"
             )
-        check(path / name)
-        # A crash between the two leaves the right one current; PREVIOUS then names it too, see previous_name.
-        try:
-            point(path, CURRENT_FILE, name)
-            point(path, PREVIOUS_FILE, before)
-        except FileError:
-            point(path, CURRENT_FILE, before)
-            raise
+        # Nobody logs a change meanwhile.
+        with log_lock(path):
+            check(path / name)
+            # A crash between the two leaves the right one current; PREVIOUS then names it too, see previous_name.
+            try:
+                point(path, CURRENT_FILE, name)
+                point(path, PREVIOUS_FILE, before)
+            except FileError:
+                point(path, CURRENT_FILE, before)
+                raise
         number = int(name.removeprefix("gen-"))
         follow(path, number)
     return number
@@ -84,7 +87,9 @@ def remove_others(path: Path, serving: int | None = None) -> list[int]:
             if current_name(path) != current or (serving is not None and current != generation_name(serving)):
                 return []
             point(path, PREVIOUS_FILE, None)
-            return remove_generations(path, but={current})
+            removed = remove_generations(path, but={current})
+            remove_unshared(path)
+            return removed
     except BuildError as error:
         if replaced or isinstance(error, NotWritableError | DiskFullError):
             raise

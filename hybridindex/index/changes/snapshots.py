@@ -1,0 +1,204 @@
+"""Snapshots of an index: directories that are indexes themselves, as it was at one moment, while it goes on.
+
+Files that are never changed are linked where the file system can, and copied where it cannot; one that an earlier
+snapshot has is linked to that one. The log of changes is copied, up to its last whole change. A snapshot without its
+``CURRENT`` file was interrupted, and is none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridindex import filesystem
+from hybridindex.errors import (
+    BuildError,
+    FileError,
+    IndexExistsError,
+    InvalidInputError,
+    MissingFileError,
+    cannot_write,
+)
+from hybridindex.index.live.store import log_file
+from hybridindex.index.log.change_log import CHANGE_LOG
+from hybridindex.index.opening import verify
+from hybridindex.index.storage.checksums import digest_file
+from hybridindex.index.storage.commit import Progress, no_progress
+from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current
+from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
+
+__all__ = ["Snapshot", "restore", "snapshot"]
+
+#: A compaction may remove a generation while its files are linked; the next one is taken then.
+_ATTEMPTS = 5
+
+
+#: Given the directories of an index and of its copy.
+Beside = Callable[[Path, Path], None]
+
+
+def nothing_beside(path: Path, to: Path) -> None:
+    """Copies generations alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What was written."""
+
+    path: Path
+    generation: int
+    #: Of the last change that it has.
+    number: int
+    #: Of files that were copied, and of those that were linked.
+    copied_bytes: int
+    linked_bytes: int
+
+
+def snapshot(
+    path: str | Path,
+    to: str | Path,
+    *,
+    previous: str | Path | None = None,
+    beside: Beside = nothing_beside,
+    progress: Progress | None = None,
+) -> Snapshot:
+    """Writes a snapshot of the index at ``path``, which may be searched, changed and compacted meanwhile. It has every
+    change that was acknowledged before the call.
+
+    Args:
+        to: a new directory, or an empty one.
+        previous: an earlier snapshot, whose files are linked where they are the same.
+        beside: copies what lies beside the generations, from ``path`` to ``to``, before it is an index.
+
+    Raises:
+        InvalidInputError: there is no index, or ``to`` holds something. IndexExistsError: ``to`` holds an index.
+        CorruptIndexError: the log of changes is damaged. BuildError, DiskFullError: nothing was left behind.
+    """
+    path, to = as_path(path), as_path(to, "to")
+    earlier = None if previous is None else read_current(as_path(previous, "previous"))
+    return _written(path, to, earlier, beside, progress or no_progress)
+
+
+def restore(
+    from_: str | Path, path: str | Path, *, beside: Beside = nothing_beside, progress: Progress | None = None
+) -> Snapshot:
+    """Makes an index of a snapshot, every byte of which is compared with its checksum before and after.
+
+    Args:
+        path: a new directory, or an empty one.
+        beside: as of :func:`snapshot`.
+
+    Raises:
+        As :func:`snapshot`. CorruptIndexError: the snapshot is damaged; nothing was left behind.
+    """
+    source, path = as_path(from_, "from"), as_path(path)
+    verify(source)
+    done = _written(source, path, None, beside, progress or no_progress)
+    verify(path)
+    return done
+
+
+def _written(path: Path, to: Path, earlier: Path | None, beside: Beside, report: Progress) -> Snapshot:
+    _refuse_taken(to)
+    created = not filesystem.exists(to)
+    try:
+        filesystem.make_folder(to, parents=True, exist_ok=True)
+        for attempt in range(_ATTEMPTS):
+            folder = read_current(path)
+            try:
+                done = _copied(folder, to, earlier, report)
+                beside(path, to)
+                # Last: it is what makes a directory an index.
+                point(to, CURRENT_FILE, folder.name)
+                return done
+            except MissingFileError:
+                filesystem.discard_tree(to / folder.name)
+                if attempt + 1 == _ATTEMPTS or read_current(path) == folder:
+                    raise
+        raise AssertionError("unreachable")
+    except BaseException as error:
+        with suppress(FileError):
+            for entry in filesystem.list_folder(to):
+                filesystem.discard_tree(entry) if filesystem.is_dir(entry) else filesystem.discard(entry)
+            if created:
+                filesystem.remove_folder(to)
+        if isinstance(error, MissingFileError):
+            raise BuildError(f"{path} was replaced again and again meanwhile; try again") from error
+        if isinstance(error, FileError):
+            raise cannot_write(error, to, "nothing was left behind") from error
+        raise
+
+
+def _refuse_taken(to: Path) -> None:
+    if not filesystem.exists(to):
+        return
+    if not filesystem.is_dir(to) or (entries := filesystem.list_folder(to)):
+        if filesystem.exists(to / CURRENT_FILE):
+            raise IndexExistsError(f"path {str(to)!r} holds an index; expected a new directory")
+        what = entries[0].name if filesystem.is_dir(to) else "a file"
+        raise InvalidInputError(f"path {str(to)!r} holds {what}; expected a new directory")
+
+
+def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> Snapshot:
+    manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
+    target = to / folder.name
+    filesystem.make_folder(target)
+    files = [
+        each for each in filesystem.list_folder(folder) if each.name != CHANGE_LOG and not each.name.endswith(".new")
+    ]
+    # At first names alone, which takes moments: what is linked stays, whatever becomes of the generation.
+    stage = folder.parent / f".snapshot-{os.getpid()}-{to.name}"
+    filesystem.discard_tree(stage)
+    filesystem.make_folder(stage)
+    try:
+        for file in files:
+            filesystem.link(file, stage / file.name)
+        with suppress(MissingFileError):
+            filesystem.link(folder / CHANGE_LOG, stage / CHANGE_LOG)
+        log, number = _log_of(stage, manifest)
+        copied, linked = len(log), 0
+        for done, file in enumerate(files):
+            size = filesystem.stat(stage / file.name).st_size
+            if _linked(stage / file.name, target / file.name, earlier):
+                linked += size
+            else:
+                filesystem.copy_file(stage / file.name, target / file.name)
+                copied += size
+            report("copy", done + 1, len(files))
+    finally:
+        filesystem.discard_tree(stage)
+    if log:
+        filesystem.replace_file(target / CHANGE_LOG, log)
+    filesystem.sync_folder(target)
+    filesystem.sync_folder(to)
+    return Snapshot(path=to, generation=manifest.generation, number=number, copied_bytes=copied, linked_bytes=linked)
+
+
+def _log_of(stage: Path, manifest: Manifest) -> tuple[bytes, int]:
+    """The log up to its last whole change, and the number of that; it is only appended to."""
+    place = log_file(stage, manifest).read().place
+    log = filesystem.read_bytes(stage / CHANGE_LOG)[: place.end] if place.end else b""
+    return log, place.number
+
+
+def _linked(file: Path, to: Path, earlier: Path | None) -> bool:
+    """Whether ``to`` is a link now: to the file, or to the same one of an earlier snapshot."""
+    with suppress(FileError):
+        filesystem.link(file, to)
+        return True
+    if earlier is not None and _is_same(file, earlier / file.name):
+        with suppress(FileError):
+            filesystem.link(earlier / file.name, to)
+            return True
+    return False
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    """By their bytes."""
+    with suppress(FileError):
+        if filesystem.stat(file).st_size == filesystem.stat(other).st_size:
+            return digest_file(file) == digest_file(other)
+    return False

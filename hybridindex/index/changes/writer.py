@@ -1,0 +1,201 @@
+"""Writing through one open index, whichever of its generations is current: retries what a compaction overtook, keeps
+the writer's claim where it shall, and compacts by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args
+from weakref import WeakSet
+
+from hybridindex.errors import BusyWritingError, HybridIndexError, InvalidInputError, SupersededError
+from hybridindex.index.changes.claim import claim_of
+from hybridindex.index.changes.compact import Compaction, compact, needs_compaction
+from hybridindex.index.changes.write import WAIT_S, add, delete, upsert
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.opening import open_index
+from hybridindex.index.storage.commit import Progress
+from hybridindex.processes import short_switch_interval
+from hybridindex.types import I64
+
+__all__ = ["Durability", "IndexWriter"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: "synced": a change is on disk when the call returns, and survives a power cut. "written": it is with the operating
+#: system, and survives the end of the process alone.
+Durability = Literal["synced", "written"]
+
+#: Compactions that may overtake one change.
+_ATTEMPTS = 5
+#: Part of the time in which maintenance works, and between looks whether it should.
+_MAINTENANCE_SHARE, _LOOK_S = 0.25, 0.5
+#: A failed compaction is tried again after so long.
+_RETRY_S = 60.0
+#: Rows that came since the lists were written may take so much memory while these are being written anew: so many times
+#: the generation's bytes, or so many bytes.
+_MOST_TIMES, _MOST_BYTES = 1.0, 1 << 30
+
+
+class IndexWriter:
+    """Of one :class:`hybridindex.api.Index`. From any thread."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        *,
+        durability: Durability = "synced",
+        on_compaction: Callable[[IVFIndex], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            on_compaction: told the new generation of each compaction, before the call returns that made it.
+
+        Raises:
+            InvalidInputError: no such durability.
+        """
+        if durability not in get_args(Durability):
+            raise InvalidInputError(f"durability is {durability!r}; expected one of {', '.join(get_args(Durability))}")
+        self._newest = index
+        self._sync = durability == "synced"
+        self._opening = threading.Lock()
+        self._compacting = threading.Lock()
+        #: What was the newest before, while anybody searches it.
+        self._older: WeakSet[IVFIndex] = WeakSet()
+        self._on_compaction = on_compaction
+        self._claim = claim_of(index.path)
+        self._keeps = False
+        self._closed = threading.Event()
+        self._maintainer: threading.Thread | None = None
+        self.compactions = 0
+        #: Why the last one failed; empty: it did not.
+        self.problem = ""
+
+    # The index
+
+    @property
+    def newest(self) -> IVFIndex:
+        """The generation that takes changes, open."""
+        if self._newest.live.is_superseded:
+            self._reopen()
+        return self._newest
+
+    def _reopen(self) -> None:
+        with self._opening:
+            if not self._newest.live.is_superseded or self._newest.is_closed:
+                return
+            self._adopt(open_index(self._newest.path, verify="quick"))
+
+    def _adopt(self, index: IVFIndex) -> None:
+        self._older.add(self._newest)
+        self._newest = index
+        index.live.is_sole_writer = self._keeps
+
+    def keep(self) -> None:
+        """Has the writer's claim until :meth:`close`.
+
+        Raises:
+            BuildError: another writer has it, or another process writes; names it.
+        """
+        self._claim.keep(WAIT_S)
+        try:
+            self.newest.live.read_now()
+        except BaseException:
+            self._claim.give_up()
+            raise
+        self._keeps = self._newest.live.is_sole_writer = True
+        self._maintainer = threading.Thread(target=self._maintain, name="hybridindex-maintenance", daemon=True)
+        self._maintainer.start()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it has the claim until it is closed."""
+        return self._keeps
+
+    def close(self) -> None:
+        """Ends maintenance, gives up the claim and closes all generations. Twice is harmless."""
+        self._closed.set()
+        if self._maintainer is not None and self._maintainer is not threading.current_thread():
+            self._maintainer.join()
+        if self._keeps:
+            self._keeps = self._newest.live.is_sole_writer = False
+            self._claim.give_up()
+        for index in [*self._older, self._newest]:
+            index.close()
+
+    # Changes
+
+    def add(self, vectors: Any, ids: Any = None, attributes: Any = None) -> I64:
+        """See :func:`hybridindex.index.changes.write.add`; BusyWritingError: too much came lately."""
+        self._refuse_while_full()
+        return self._on_newest(lambda index: add(index, vectors, ids, attributes, sync=self._sync))
+
+    def upsert(self, vectors: Any, ids: Any, attributes: Any = None) -> int:
+        """See :func:`hybridindex.index.changes.write.upsert`; BusyWritingError: too much came lately."""
+        self._refuse_while_full()
+        return self._on_newest(lambda index: upsert(index, vectors, ids, attributes, sync=self._sync))
+
+    def delete(self, ids: Any = None, where: str | None = None) -> int:
+        """See :func:`hybridindex.index.changes.write.delete`."""
+        return self._on_newest(lambda index: delete(index, ids, where, sync=self._sync))
+
+    def compact(self, progress: Progress | None = None, *, share: float = 1.0) -> Compaction | None:
+        """See :func:`hybridindex.index.changes.compact.compact`; one at a time."""
+        with self._compacting, self._claim.held(WAIT_S), short_switch_interval():
+            done = compact(self.newest, progress=progress, share=share, stopping=self._closed.is_set)
+            if done is not None:
+                with self._opening:
+                    self._adopt(done.index)
+                self.compactions += 1
+                if self._on_compaction is not None:
+                    self._on_compaction(done.index)
+            return done
+
+    def _on_newest(self, change: Callable[[IVFIndex], _T]) -> _T:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return change(self.newest)
+            except SupersededError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _refuse_while_full(self) -> None:
+        index = self._newest
+        most = max(_MOST_BYTES, _MOST_TIMES * index.count * index.code_size)
+        if index.live.added_bytes > most:
+            wait_s = 5.0
+            raise BusyWritingError(
+                f"{index.live.added_bytes} bytes of rows came to {index.path} since its lists were written, more than "
+                f"the {most:.0f} that are taken before these are written anew; "
+                + (f"try again in {wait_s:.0f} s" if self._keeps else "compact it (hybridindex compact)")
+                + (f"; the last attempt failed: {self.problem}" if self.problem else ""),
+                retry_after_s=wait_s,
+            )
+
+    def _maintain(self) -> None:
+        again_s = 0.0
+        while not self._closed.wait(_LOOK_S):
+            try:
+                if time.monotonic() < again_s:
+                    continue
+                if needs_compaction(self.newest):
+                    self.compact(share=_MAINTENANCE_SHARE)
+                else:
+                    self.newest.live.rewrite()
+                self.problem = ""
+            except HybridIndexError as error:
+                if self._closed.is_set():
+                    return
+                self.problem = str(error)
+                _log.error(
+                    "maintenance of %s failed, and is tried again in %d s: %s", self._newest.path, _RETRY_S, error
+                )
+                again_s = time.monotonic() + _RETRY_S
+            except Exception:  # noqa: BLE001 - the thread goes on
+                _log.exception("maintenance of %s failed, and is tried again in %d s", self._newest.path, _RETRY_S)
+                again_s = time.monotonic() + _RETRY_S
