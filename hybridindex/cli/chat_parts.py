@@ -29,7 +29,7 @@ from hybridindex.errors import (
     StoreError,
 )
 from hybridindex.index import read_manifest
-from hybridindex.index.storage.beside import generation_file
+from hybridindex.index.storage.beside import generation_file, lineage_of
 from hybridindex.llm.refusals import NOT_YET
 from hybridindex.plans.llm_profiles import find_llm_measurement, step_times
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentsInfo, DocumentStore
@@ -208,10 +208,11 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
         from hybridindex.client.client import Client
 
         client = owned.enter_context(Client(daemon.urls[0], index=daemon.index))
-        texts.check_index(str(client.status()["index"]["fingerprint"]))
+        fingerprint = str(client.status()["index"]["fingerprint"])
+        texts.check_index(fingerprint, lineage_of(index, fingerprint))
         return client
     opened = owned.enter_context(hx.open(index))
-    texts.check_index(opened.fingerprint)
+    texts.check_index(opened.fingerprint, lineage_of(index, opened.fingerprint))
     _, chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url, config.router.precision)
     with opened.store(config.store_url, required=False) as control:
         llm = step_times(control, chosen)

@@ -1,9 +1,12 @@
-"""What the command ingest does: texts to passages, passages to vectors, vectors to an index, texts beside it."""
+"""What the command ingest does: texts to passages, passages to vectors, vectors to an index, texts beside it; and again
+what changed since."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +17,20 @@ import typer
 import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.api import Progress
-from hybridindex.cli.chat_parts import EmbedderChoice
+from hybridindex.cli.chat_parts import EmbedderChoice, open_embedder
+from hybridindex.cli.console import err
+from hybridindex.cli.row_parts import RowTarget, open_target
 from hybridindex.config import parse_bytes
-from hybridindex.errors import DocumentStoreError, DuplicateIdError, FileError, InvalidInputError
-from hybridindex.index.storage.beside import lead_to
-from hybridindex.index.storage.generation import generation_name, other_generations
+from hybridindex.errors import DocumentStoreError, FileError, InvalidInputError
+from hybridindex.index import read_manifest
+from hybridindex.index.storage.beside import generation_file, lead_to, share
+from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
-from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, write_documents
-from hybridindex.rag.ingest import TextFile, embedded, mean_of
-from hybridindex.rag.retriever import CenteredEmbedder
-from hybridindex.rag.tokens import word_starts
+from hybridindex.rag.collection import Collection, LiveDocuments
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, tokens_of_store, write_documents
+from hybridindex.rag.ingest import Reading, Spool, embedded, find_sources, mean_of, update
+from hybridindex.rag.retriever import CenteredEmbedder, Embedder
+from hybridindex.rag.tokens import TokenStarts, word_starts
 
 __all__ = ["PassageOptions", "VectorLayout", "ingest_texts"]
 
@@ -32,7 +39,15 @@ __all__ = ["PassageOptions", "VectorLayout", "ingest_texts"]
 class PassageOptions:
     """How texts become passages, and their vectors."""
 
-    words: Annotated[int | None, typer.Option(help="Most words of a passage; default a text is one.", min=1)] = None
+    words: Annotated[
+        int | None, typer.Option(help="Most words of a passage; default 200 of long texts; lines are one.", min=1)
+    ] = None
+    lines: Annotated[
+        bool | None,
+        typer.Option(
+            "--lines/--whole", help="A .txt has a passage per line, or is one text; default lines, whole in folders."
+        ),
+    ] = None
     center: Annotated[
         bool | None,
         typer.Option(
@@ -40,56 +55,89 @@ class PassageOptions:
         ),
     ] = None
     cache: Annotated[Path, typer.Option("--cache", help="Where the demo's embedder is kept.")] = Path("build/cache")
+    checksum: Annotated[
+        bool, typer.Option("--checksum", help="Read all files, also those with the same size and time of change.")
+    ] = False
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(words=self.words, lines=self.lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorLayout:
-    """How the vectors, which have length 1, are kept and searched."""
+    """How the vectors of a new index, which have length 1, are kept and searched."""
 
     nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None
     codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat"
     nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
     memory: Annotated[str, typer.Option(help="Budget of anonymous memory of the build.")] = "1GiB"
-    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of the index that is there.")] = False
+    replace: Annotated[
+        bool,
+        typer.Option("--rebuild", "--replace", help="Build anew, in the place of the index that is there."),
+    ] = False
 
 
 def ingest_texts(
-    texts: Path,
+    texts: Sequence[Path],
+    index: Path,
+    embedding: EmbedderChoice,
+    passages: PassageOptions,
+    layout: VectorLayout,
+    progress: Progress,
+    key: str | None = None,
+) -> dict[str, Any]:
+    """Builds the index and its document store, or brings them up to date; what the command answers.
+
+    Everything is read before anything is embedded, where an index is built.
+
+    Args:
+        key: of the daemon that serves the index.
+
+    Raises:
+        InvalidInputError, DuplicateIdError: a file, or an option. EmbeddingError, MissingDependencyError, FetchError:
+        the embedder. What :func:`hybridindex.build`, ``write_documents`` and the collection raise.
+    """
+    if filesystem.exists(index / CURRENT_FILE) and not layout.replace:
+        return _update(texts, index, embedding, passages, layout, progress, key)
+    return _build(texts, index, embedding, passages, layout, progress)
+
+
+def _build(
+    texts: Sequence[Path],
     index: Path,
     embedding: EmbedderChoice,
     passages: PassageOptions,
     layout: VectorLayout,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Builds the index and its document store; what the command answers.
-
-    Everything in the file is checked before anything is embedded.
-
-    Raises:
-        InvalidInputError, DuplicateIdError: the file, or an option. EmbeddingError, MissingDependencyError, FetchError:
-        the embedder. What :func:`hybridindex.build` and ``write_documents`` raise.
-    """
     from hybridindex.rag.embed import EMBEDDER, TOKENIZER
     from hybridindex.rag.embedders import named
 
     if embedding.embedder is None:
         raise InvalidInputError(f"--embedder is missing; expected {named.EMBEDDERS}")
     name = named.full_name(embedding.embedder)
-    read = TextFile(path=texts, words=passages.words)
-    count = _checked(read, layout.nlist)
+    sources = find_sources(texts)
     with contextlib.ExitStack() as owned:
+        scratch = Path(owned.enter_context(filesystem.scratch_folder("hybridindex-ingest-")))
+        read, facts = Spool.write(scratch / "chunks.jsonl", sources, passages.reading)
+        if layout.nlist is not None and layout.nlist > read.count:
+            raise InvalidInputError(
+                f"--nlist is {layout.nlist} but there are {read.count} passages; expected {read.count} at most"
+            )
         embedder = named.open_embedder(owned, name, embedding.options(passages.cache))
         centered = name == EMBEDDER if passages.center is None else passages.center
-        mean = mean_of(read, count, embedder) if centered else None
+        mean = mean_of(read, read.count, embedder) if centered else None
 
         def told(stage: str, done: int, total: int | None) -> None:
             # A build spools chunks as they come; here they come from the embedder.
-            progress(*(("embed", done, count) if stage == "spool" else (stage, done, total)))
+            progress(*(("embed", done, read.count) if stage == "spool" else (stage, done, total)))
 
+        place = owned.enter_context(_at_once(index))
         built = owned.enter_context(
             hx.build(
                 embedded(read, embedder if mean is None else CenteredEmbedder(embedder, mean)),
-                index,
+                place,
                 nlist=layout.nlist,
                 codec=layout.codec,
                 nprobe=layout.nprobe,
@@ -99,20 +147,24 @@ def ingest_texts(
             )
         )
         number = built.ivf.generation
-        _keep_older_documents(built.path, number)
+        _keep_older_documents(place, number)
+        token_starts = getattr(embedder, "token_starts", word_starts)
         write_documents(
-            built.path / generation_name(number) / DOCUMENTS_FILE,
+            place / generation_name(number) / DOCUMENTS_FILE,
             read,
             index_fingerprint=built.fingerprint,
             embedder=name,
             dim=built.dim,
             mean=mean,
-            token_starts=getattr(embedder, "token_starts", word_starts),
+            token_starts=token_starts,
             tokenizer=TOKENIZER if name == EMBEDDER else "",
         )
-        lead_to(built.path, number, DOCUMENTS_FILE)
+        lead_to(place, number, DOCUMENTS_FILE)
+        with LiveDocuments(share(place, number, DOCUMENTS_FILE), token_starts=token_starts) as store:
+            store.describe((document.id, *about) for document, about in read.chunks())
+            store.note_sources(facts)
         return {
-            "path": built.path,
+            "path": index,
             "fingerprint": built.fingerprint,
             "count": built.count,
             "dim": built.dim,
@@ -121,7 +173,99 @@ def ingest_texts(
             "codec": built.codec,
             "embedder": name,
             "centered": centered,
+            "sources": {"added": len(sources), "changed": 0, "removed": 0, "unchanged": 0, "failed": 0},
+            "chunks": {"added": read.count, "removed": 0, "unchanged": 0},
         }
+
+
+@contextlib.contextmanager
+def _at_once(index: Path) -> Iterator[Path]:
+    """Where to build: beside a new place, under whose name everything appears when the block ends well; or in the place
+    itself, where something is."""
+    if filesystem.exists(index) and (not filesystem.is_dir(index) or filesystem.list_folder(index)):
+        yield index
+        return
+    place = index.absolute()
+    draft = place.with_name(f".{place.name}.new-{os.getpid()}")
+    filesystem.discard_tree(draft)
+    try:
+        yield draft
+        filesystem.rename(draft, place)
+        filesystem.sync_folder(place.parent)
+    except BaseException:
+        filesystem.discard_tree(draft)
+        raise
+
+
+def _update(
+    texts: Sequence[Path],
+    index: Path,
+    embedding: EmbedderChoice,
+    passages: PassageOptions,
+    layout: VectorLayout,
+    progress: Progress,
+    key: str | None,
+) -> dict[str, Any]:
+    if layout.nlist is not None or layout.codec != VectorLayout().codec:
+        raise InvalidInputError(
+            f"{index} is there, and --nlist and --codec are of a new one; leave them out, or build anew: --rebuild"
+        )
+    with contextlib.ExitStack() as owned:
+        with DocumentStore(_documents_of(index)) as documents:
+            info = documents.info
+            if not documents.is_live:
+                raise DocumentStoreError(
+                    f"{index} does not know which files its texts came from, as those of versions before 0.5; build it "
+                    "anew: --rebuild"
+                )
+            if passages.center is not None and passages.center != (info.mean is not None):
+                raise InvalidInputError("--center is of a new index; leave it out, or build anew: --rebuild")
+            embedder = open_embedder(owned, info, embedding, passages.cache)
+            token_starts = _token_starts(documents, embedder)
+        target = owned.enter_context(open_target(index, key))
+        collection = owned.enter_context(Collection(index, target=_Rows(target), token_starts=token_starts))
+        sources = find_sources(texts, known=collection.store.sources())
+        done = update(
+            collection, sources, texts, embedder, passages.reading, checksum=passages.checksum, progress=progress
+        )
+        for name, why in done.failed.items():
+            err.print(f"not read: {name}: {why}", highlight=False, markup=False)
+        opened = collection.index
+        return {
+            "path": index,
+            "fingerprint": opened.fingerprint,
+            "count": collection.count(),
+            "dim": opened.dim,
+            "nlist": opened.nlist,
+            "nprobe": opened.nprobe,
+            "codec": opened.codec,
+            "embedder": info.embedder,
+            "centered": info.mean is not None,
+            "sources": {name: done.sources[name] for name in ("added", "changed", "removed", "unchanged", "failed")},
+            "chunks": {name: done.chunks[name] for name in ("added", "removed", "unchanged")},
+        }
+
+
+class _Rows:
+    """What changes rows, an index or its daemon, as a collection takes it."""
+
+    def __init__(self, target: RowTarget) -> None:
+        self._target = target
+
+    def upsert(self, vectors: Any, ids: Any, attributes: Any = None) -> int:
+        return self._target.add(vectors, ids, attributes, replace=True)
+
+    def delete(self, ids: Any = None) -> int:
+        return self._target.delete(np.asarray(ids, dtype=np.int64), None)
+
+
+def _documents_of(index: Path) -> Path:
+    return generation_file(index, read_manifest(index).generation, DOCUMENTS_FILE)
+
+
+def _token_starts(documents: DocumentStore, embedder: Embedder) -> TokenStarts:
+    own = getattr(embedder, "token_starts", None)
+    return tokens_of_store(documents, (word_starts,) if own is None else (own, word_starts))
 
 
 def _keep_older_documents(index: Path, newest: int) -> None:
@@ -143,20 +287,3 @@ def _keep_older_documents(index: Path, newest: int) -> None:
         if found.fingerprint == fingerprint and not filesystem.exists(own):
             filesystem.link(file, own)
             filesystem.sync_folder(generation)
-
-
-def _checked(passages: TextFile, nlist: int | None) -> int:
-    """The number of passages; their ids differ, and there are enough for ``nlist``."""
-    ids = np.fromiter((passage.id for passage in passages), dtype=np.int64)
-    if not len(ids):
-        raise InvalidInputError(f"{passages.path} holds no text; expected one or more")
-    if nlist is not None and nlist > len(ids):
-        raise InvalidInputError(f"--nlist is {nlist} but there are {len(ids)} passages; expected {len(ids)} at most")
-    values, counts = np.unique(ids, return_counts=True)
-    if len(values) < len(ids):
-        repeated = values[counts > 1][0]
-        rows = np.flatnonzero(ids == repeated)[:2].tolist()
-        raise DuplicateIdError(
-            f"{passages.path} has id {repeated} in texts {rows[0]} and {rows[1]} (from 0); expected once"
-        )
-    return len(ids)

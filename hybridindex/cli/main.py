@@ -43,7 +43,21 @@ class _Commands(TyperGroup):
 
 #: Module in :mod:`hybridindex.cli.commands` -> its commands, in the order of the help.
 _COMMANDS = {
-    "index": ("build", "import", "compress", "attributes", "delete", "export", "verify", "rollback", "gc"),
+    "index": (
+        "build",
+        "import",
+        "compress",
+        "attributes",
+        "add",
+        "delete",
+        "compact",
+        "snapshot",
+        "restore",
+        "export",
+        "verify",
+        "rollback",
+        "gc",
+    ),
     "ingest": ("ingest",),
     "plan": ("profile", "plan", "divide", "explain", "history", "prune", "report"),
     "search": ("search",),
@@ -61,7 +75,22 @@ _COMMANDS = {
 
 #: Panels of --help, and their commands.
 PANELS = {
-    "Index": ("build", "ingest", "import", "compress", "attributes", "delete", "export", "verify", "rollback", "gc"),
+    "Index": (
+        "build",
+        "ingest",
+        "import",
+        "compress",
+        "attributes",
+        "add",
+        "delete",
+        "compact",
+        "snapshot",
+        "restore",
+        "export",
+        "verify",
+        "rollback",
+        "gc",
+    ),
     "Profile and plan": ("profile", "plan", "divide", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
     "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),

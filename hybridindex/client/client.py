@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import hybridindex.client.messages as messages
 import hybridindex.client.transport as transports
 from hybridindex.client.retry import Attempts, RetryPolicy
-from hybridindex.errors import UnknownSessionError
+from hybridindex.errors import InvalidInputError, UnknownSessionError
 from hybridindex.processes import OfOneProcess
-from hybridindex.types import SearchResult
+from hybridindex.types import I64, SearchResult
 
 __all__ = ["Client", "RemoteSession"]
 
@@ -179,11 +179,67 @@ class Client(OfOneProcess):
         """
         return self._send(messages.reload_call())
 
-    def delete(self, ids: Any = None, *, where: str | None = None) -> int:
+    def add(
+        self,
+        vectors: Any,
+        ids: Any = None,
+        attributes: Any = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> I64:
+        """As :meth:`hybridindex.api.Index.add`, of the index that is served; the ids. Searches that begin afterwards
+        find the rows. Needs a key with the role write.
+
+        Args:
+            vectors: (d,) or (n, d) float32.
+            ids: (n,) integers of 0 or more; None: numbers above all that are there.
+            attributes: a mapping of names to columns, a pyarrow Table or RecordBatch, or a DataFrame.
+            idempotency_key: the daemon makes a change of one key once; None: one of this call, for its own retries.
+
+        Raises:
+            DuplicateIdError: an id is there.
+            BusyWritingError: rows come faster than lists can be written anew, until the time of the call was over.
+            UnsupportedIndexError: the codec of the index takes no rows. BuildError: another process writes.
+        """
+        asked = messages.rows_call(vectors, ids, attributes, replaces=False, key=idempotency_key)
+        return messages.ids_of(self._send(asked), ids)
+
+    def upsert(
+        self,
+        vectors: Any,
+        ids: Any,
+        attributes: Any = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> int:
+        """As :meth:`add`, in the place of all rows that have these ids; how many ids were there."""
+        if ids is None:
+            raise InvalidInputError("ids is None; expected the id of each row")
+        asked = messages.rows_call(vectors, ids, attributes, replaces=True, key=idempotency_key)
+        answer = self._send(asked)
+        return int(answer["replaced"])
+
+    def delete(
+        self,
+        ids: Any = None,
+        *,
+        where: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> int:
         """As :meth:`hybridindex.api.Index.delete`, of the index that is served; how many ids were deleted.
-        Searches that begin afterwards leave them out. Needs a key with the role admin."""
-        answer = self._send(messages.delete_call(ids, where))
+        Searches that begin afterwards leave them out. Needs a key with the role write. ``idempotency_key``: as of
+        :meth:`add`."""
+        answer = self._send(messages.delete_call(ids, where, key=idempotency_key))
         return int(answer["deleted"])
+
+    def compact(self, *, wait: bool = True) -> dict[str, Any]:
+        """As :meth:`hybridindex.api.Index.compact`, of the index that is served, which goes on serving. Needs a key
+        with the role admin.
+
+        Args:
+            wait: False: answers when it has begun.
+        """
+        return self._send(messages.compact_call(wait=wait))
 
     def drain(self) -> None:
         """Lets the daemon finish and stop, with all its indexes. Needs a key with the role admin."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -13,13 +14,17 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.answer_codec import ANSWER_TYPE, ROWS_TYPE, decode_answer, encode_rows
+from hybridindex.client.columns import json_columns
 from hybridindex.config import check_ids
 from hybridindex.errors import (
     AccessDeniedError,
+    BuildError,
+    BusyWritingError,
     DamagedListsError,
     DeadlineExceededError,
     DeviceError,
+    DuplicateIdError,
     HybridIndexError,
     InfeasiblePlanError,
     InvalidInputError,
@@ -30,8 +35,9 @@ from hybridindex.errors import (
     ReloadError,
     ServiceError,
     UnknownSessionError,
+    UnsupportedIndexError,
 )
-from hybridindex.types import F32, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 __all__ = [
     "Address",
@@ -39,9 +45,11 @@ __all__ = [
     "apply_plan_call",
     "check_index",
     "close_session_call",
+    "compact_call",
     "delete_call",
     "drain_call",
     "error_of",
+    "ids_of",
     "indexes_call",
     "lookahead_call",
     "open_session_call",
@@ -50,6 +58,7 @@ __all__ = [
     "recent_call",
     "reload_call",
     "repartition_call",
+    "rows_call",
     "search_call",
     "session_call",
     "status_call",
@@ -64,11 +73,15 @@ _ID_LISTS = ("allow_ids", "deny_ids")
 _NAMED: dict[str, type[HybridIndexError]] = {
     "damaged-lists": DamagedListsError,
     "device-failed": DeviceError,
+    "duplicate-id": DuplicateIdError,
+    "idempotency-key": InvalidInputError,
+    "index-busy": BuildError,
     "infeasible-plan": InfeasiblePlanError,
     "no-plan": PlanningError,
     "plan-conflict": PlanConflictError,
     "reload-failed": ReloadError,
     "unknown-session": UnknownSessionError,
+    "unsupported": UnsupportedIndexError,
 }
 
 
@@ -173,14 +186,71 @@ def reload_call() -> Call[dict[str, Any]]:
     return Call(method="POST", path="/v1/reload", read=object_of, is_change=True)
 
 
-def delete_call(ids: Any, where: str | None) -> Call[dict[str, Any]]:
-    """Sent twice, it deletes once.
+def delete_call(ids: Any, where: str | None, *, key: str | None = None) -> Call[dict[str, Any]]:
+    """Sent twice, it deletes once. ``key``: the same for all attempts; None: one of its own.
 
     Raises:
-        InvalidInputError: ids are no integers.
+        InvalidInputError: ids are no integers, or ``key`` can be none.
     """
     asked = Call(method="POST", path="/v1/vectors/delete", read=object_of, is_change=True)
-    return _with_json(asked, {"ids": None if ids is None else check_ids("ids", ids).tolist(), "where": where})
+    asked = _with_json(asked, {"ids": None if ids is None else check_ids("ids", ids).tolist(), "where": where})
+    return replace(asked, headers={**asked.headers, "idempotency-key": _key_of(key)})
+
+
+def rows_call(
+    vectors: Any, ids: Any, attributes: Any, *, replaces: bool, key: str | None = None
+) -> Call[dict[str, Any]]:
+    """Adds rows, or replaces those of these ids. Sent twice, it adds once.
+
+    Args:
+        vectors: (d,) or (n, d) float32.
+        ids: (n,) integers; None: to be numbered.
+        attributes: a mapping of names to columns, a pyarrow Table or RecordBatch, or a DataFrame.
+        key: the same for all attempts; None: one of its own.
+
+    Raises:
+        InvalidInputError: something cannot be sent.
+    """
+    if not isinstance(vectors, np.ndarray) or vectors.dtype != np.float32 or vectors.ndim not in (1, 2):
+        what = f"{vectors.dtype} {vectors.shape}" if isinstance(vectors, np.ndarray) else type(vectors).__name__
+        raise InvalidInputError(f"vectors is {what}; expected a float32 array (d,) or (n, d)")
+    rows = np.atleast_2d(vectors)
+    numbers = None if ids is None else check_ids("ids", ids)
+    if numbers is not None and len(numbers) != len(rows):
+        raise InvalidInputError(f"ids has {len(numbers)} numbers, and vectors {len(rows)} rows; expected as many")
+    more: dict[str, Any] = {"mode": "upsert" if replaces else "add"}
+    if attributes is not None:
+        more["attributes"] = json_columns(attributes)
+    try:
+        said = json.dumps(more, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"attributes hold what JSON cannot ({error})") from None
+    return Call(
+        method="POST",
+        path="/v1/vectors",
+        read=object_of,
+        content=encode_rows(rows, numbers, said),
+        headers={"content-type": ROWS_TYPE, "idempotency-key": _key_of(key)},
+    )
+
+
+def ids_of(answer: dict[str, Any], ids: Any) -> I64:
+    """Of rows that were added: those that were given, or those that the daemon chose."""
+    chosen = answer["ids"]
+    return check_ids("ids", ids) if chosen is None else np.array(chosen, dtype=np.int64)
+
+
+def compact_call(*, wait: bool) -> Call[dict[str, Any]]:
+    """Sent twice, it finds nothing to do."""
+    return _with_json(Call(method="POST", path="/v1/compact", read=object_of, is_change=True), {"wait": wait})
+
+
+def _key_of(given: str | None) -> str:
+    if given is None:
+        return uuid.uuid4().hex
+    if not isinstance(given, str) or not re.fullmatch("[!-~]{1,128}", given):
+        raise InvalidInputError(f"idempotency_key is {given!r}; expected 1..128 visible ASCII characters")
+    return given
 
 
 def drain_call() -> Call[None]:
@@ -288,6 +358,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
     named = _NAMED.get(str(problem.get("type", "")).rpartition(":")[2])
     if named is not None:
         return named(detail)
+    if str(problem.get("type", "")).endswith(":busy-writing"):
+        return BusyWritingError(detail, retry_after_s=_wait_s(headers))
     if status in (429, 503):
         return OverloadedError(detail, retry_after_s=_wait_s(headers), own_share=status == 429)
     kinds: dict[int, type[HybridIndexError]] = {

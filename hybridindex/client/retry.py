@@ -10,7 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, UnreachableError
+from hybridindex.errors import (
+    BusyWritingError,
+    HybridIndexError,
+    InvalidInputError,
+    OverloadedError,
+    UnreachableError,
+)
 
 __all__ = ["Attempts", "RetryPolicy"]
 
@@ -65,13 +71,13 @@ class Attempts:
             HybridIndexError: ``error``, when there is no next attempt.
         """
         self._failed += 1
-        told = isinstance(error, OverloadedError) and self._policy.attempts > 1
+        told = isinstance(error, OverloadedError | BusyWritingError) and self._policy.attempts > 1
         again = isinstance(error, UnreachableError) and repeatable and self._failed < self._policy.attempts
         if not told and not again:
             raise error
         ceiling: float = min(self._policy.longest_pause_s, self._policy.first_pause_s * 2 ** (self._failed - 1))
         pause = ceiling * self._draw()
-        if isinstance(error, OverloadedError):
+        if isinstance(error, OverloadedError | BusyWritingError):
             # Up to a tenth more: clients refused together must not come back together.
             pause = max(pause, error.retry_after_s * (1 + 0.1 * self._draw()))
         if self._clock() + pause >= self._deadline_s:

@@ -37,10 +37,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(StrEnum):
-    """What a key allows. An admin may do whatever a searcher may."""
+    """What a key allows. Each may do what those before it may."""
 
     SEARCH = "search"
+    #: Also add, replace and delete rows.
+    WRITE = "write"
     ADMIN = "admin"
+
+    def includes(self, other: Role) -> bool:
+        """Whether a key with this role may do what ``other`` may."""
+        roles = list(Role)
+        return roles.index(self) >= roles.index(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +92,7 @@ class KeyFile:
         try:
             role = Role(role)
         except ValueError:
-            raise InvalidInputError(f"role is {role!r}; expected {' or '.join(Role)}") from None
+            raise InvalidInputError(f"role is {role!r}; expected {', '.join(Role)}") from None
         key = _PREFIX + secrets.token_urlsafe(32)
         made = StoredKey(
             name=name, role=role, sha256=_digest(key), created_at=self._clock().isoformat(timespec="seconds")

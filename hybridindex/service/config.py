@@ -36,6 +36,7 @@ class Limits:
     max_k: Annotated[int, Setting(help="Largest k of a request.")] = MAX_K
     max_nprobe: Annotated[int | None, Setting(help="Largest nprobe of a request; default the index's lists.")] = None
     max_queries: Annotated[int, Setting(help="Queries of one request.")] = 4096
+    max_rows: Annotated[int, Setting(help="Rows of one request that adds or replaces some.")] = 1 << 16
     max_answer_rows: Annotated[int, Setting(help="Neighbours in one answer, over all its queries.")] = 1 << 20
     request_memory_bytes: Annotated[
         int | None,
@@ -81,6 +82,7 @@ class Limits:
         _whole(self, "max_k", 1, MAX_K)
         _whole(self, "max_nprobe", 1, 1 << 31, optional=True)
         _whole(self, "max_queries", 1, MAX_BATCH_QUERIES)
+        _whole(self, "max_rows", 1, 1 << 22)
         _whole(self, "max_answer_rows", 1, 1 << 28)
         _whole(self, "request_memory_bytes", LEAST_REQUEST_MEMORY, 1 << 50, optional=True)
         _whole(self, "max_sessions", 0, 1 << 20)
@@ -128,6 +130,20 @@ class ServiceConfig:
             "(hybridindex reload, SIGHUP). 'auto': as soon as it is there."
         ),
     ] = "manual"
+    write: Annotated[
+        bool,
+        Setting(
+            help="Let clients add, replace and delete rows. From the first change on, no other process may write to "
+            "the index, and the daemon compacts it by itself."
+        ),
+    ] = True
+    durability: Annotated[
+        Literal["synced", "written"],
+        Setting(
+            help="Of these changes. 'synced': on disk when they are answered. 'written': with the operating system, so "
+            "that a power cut may take the last ones away."
+        ),
+    ] = "synced"
     keep_replaced: Annotated[
         bool,
         Setting(
@@ -163,8 +179,10 @@ class ServiceConfig:
             raise InvalidInputError(f"force is {self.force!r}; expected true or false")
         _number(self, "slo_ms", 86_400_000, optional=True)
         check_one_of("reload", self.reload, ("manual", "auto"))
-        if not isinstance(self.keep_replaced, bool):
-            raise InvalidInputError(f"keep_replaced is {self.keep_replaced!r}; expected true or false")
+        check_one_of("durability", self.durability, ("synced", "written"))
+        for name in ("write", "keep_replaced"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; expected true or false")
         _number(self, "drain_timeout_s", 3600)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"

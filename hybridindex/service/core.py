@@ -37,6 +37,7 @@ from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
+from hybridindex.service.changes.rows import RowWriter
 from hybridindex.service.changes.served_plan import ServedPlan
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.describe import describe
@@ -55,7 +56,7 @@ from hybridindex.service.serving import (
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
-from hybridindex.types import F32, I64, HitRateChoice, SearchResult
+from hybridindex.types import F32, HitRateChoice, SearchResult
 
 __all__ = ["Service"]
 
@@ -129,6 +130,9 @@ class Service(OfOneProcess):
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
+        #: Who adds and deletes rows.
+        self.rows = RowWriter(first.index.path, allowed=config.write, durability=config.durability)
+        self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()
         #: Of the store's openings, the one that knows the plan in force; None: none does.
         self._taken_up: int | None = store.openings
@@ -367,14 +371,6 @@ class Service(OfOneProcess):
         """Raises UnknownSessionError."""
         self.sessions.close(session_id, client)
 
-    # Rows
-
-    def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, int]:
-        """Deletes rows of the generation that serves; see :meth:`hybridindex.api.Index.delete`. Blocks on the disk."""
-        n = self.index.delete(ids, where=where)
-        _log.info("deleted %d ids, %d in all", n, self.index.n_deleted)
-        return {"deleted": n, "deleted_in_all": self.index.n_deleted}
-
     # Plans
 
     def plan(self) -> dict[str, Any]:
@@ -476,6 +472,10 @@ class Service(OfOneProcess):
         with self.changes.one_change("plan or index"), self._reloading:
             return self.generations.reload(reason, stay=stay)
 
+    def compacted(self) -> bool:
+        """Whether this service's own compaction made another generation, and no reload has met it. Blocks."""
+        return self.rows.is_ahead_of(self.generations.current.generation) and self.generations.changed()
+
     # State
 
     @property
@@ -562,7 +562,8 @@ class Service(OfOneProcess):
         self.router.drop_lookaheads()
 
     def stop_changes(self) -> None:
-        """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
+        """Stops a running change of the plan or a compaction, and refuses new ones; searches go on. Returns at once."""
+        self.rows.stop()
         self._planning.stop()
         if self.refresher is not None:
             self.refresher.stop()
@@ -579,6 +580,7 @@ class Service(OfOneProcess):
         if self._reloading.acquire(timeout=_RELOAD_ENDS_S):
             self._reloading.release()
         self.stop_changes()
+        self.rows.close()
         self.sessions.close_all()
         self.generations.close()
         try:

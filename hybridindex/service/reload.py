@@ -29,6 +29,7 @@ from hybridindex.index.rabitq.codes import are_whole
 from hybridindex.index.rabitq.spec import RabitqSpec
 from hybridindex.index.storage.generation import generation_name
 from hybridindex.plans.current import keep_current, make_current, save_plan
+from hybridindex.plans.inherit import try_to_inherit
 from hybridindex.plans.planner import devices_of, request_other_content
 from hybridindex.plans.precision import view_to_plan, views_of
 from hybridindex.refresh.planning import Planning
@@ -38,6 +39,7 @@ from hybridindex.service.serving import (
     CURE,
     MakeRefresher,
     PlanChoice,
+    ServedIndex,
     Serving,
     choose_plan,
     close_serving,
@@ -317,7 +319,7 @@ class Generations:
         before, config = self._current, self.config
         _same_questions(before.index.ivf.manifest, found)
         _, codes = self._look()
-        index = open_index(before.index.path)
+        index = ServedIndex(open_index(before.index.path).ivf)
         try:
             _same_questions(before.index.ivf.manifest, index.ivf.manifest)
             choice = self._plan_of(index, before)
@@ -354,6 +356,7 @@ class Generations:
         same = current is not None and current.index_fingerprint in self._fingerprints(index)
         if same and (before.index.ivf.rabitq is not None or index.ivf.rabitq is None):
             return self._carried_over(before)
+        try_to_inherit(index.ivf, self._store)
         choice = choose_plan(index, self._resumed, self.config, self._store)
         if choice.plan is not None and n_devices and choice.plan.n_devices != n_devices:
             words = f"plan {choice.plan_id} is for {choice.plan.n_devices} device(s), this daemon has {n_devices}"

@@ -41,6 +41,7 @@ __all__ = [
     "PlanChoice",
     "Prepared",
     "RefreshConfig",
+    "ServedIndex",
     "Serving",
     "choose_plan",
     "close_serving",
@@ -62,6 +63,23 @@ CURE = (
     "the host serves. To plan: hybridindex profile INDEX --queries FILE; hybridindex plan INDEX --slo-ms MS --budget "
     "BYTES; hybridindex apply INDEX"
 )
+
+
+class ServedIndex(Index):
+    """One generation of an index, for reading: a compaction does not put another one in its place. Its routers see all
+    changes, also those behind a compaction."""
+
+    def __init__(self, ivf: IVFIndex) -> None:
+        super().__init__(ivf)
+        self._generation = ivf
+
+    @property
+    def ivf(self) -> IVFIndex:
+        return self._generation
+
+    @property
+    def _ivf(self) -> IVFIndex:
+        return self._generation
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -126,7 +144,7 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         HybridIndexError: whatever is wrong with the index; or with the store, where a plan of it was named by its id.
     """
     _, codes = look_at(path, config.router)
-    index = open_index(path)
+    index = ServedIndex(open_index(path).ivf)
     try:
         store = index.store(config.store_url, required=False)
         try:

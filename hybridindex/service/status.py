@@ -72,6 +72,7 @@ def status_of(service: Service) -> dict[str, Any]:
             "rows": router.config.rows,
             "list_bytes": int(service.generations.current.planned.list_bytes.sum()),
         },
+        "changes": service.rows.state(index),
         "ready": service.ready,
         "draining": admission.draining,
         "uptime_s": service.clock() - service.started_s,

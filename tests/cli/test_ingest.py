@@ -10,7 +10,7 @@ import pytest
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.rag import embed
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DocumentStore, write_documents
 from hybridindex.rag.embed import EMBEDDER
 from tests.llm_double import LLMDouble
 from tests.rag.world import DIM, TOPICS, embedder, ids, texts
@@ -75,8 +75,8 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
     assert "'openai:toy' gives 2 dimensions, the index has 16, embedded by 'openai:toy'" in refused.err
 
 
-def passages_of(cli, double, index):
-    asked = ["--llm", double.url, "--mode", "completions", "--pipeline", "plain", "-q", QUESTION, "-k", 3, "--json"]
+def passages_of(cli, double, index, k=3):
+    asked = ["--llm", double.url, "--mode", "completions", "--pipeline", "plain", "-q", QUESTION, "-k", k, "--json"]
     answer = cli("chat", index, *asked, "--embedder-url", double.url)
     assert answer.code == 0, answer.err
     with DocumentStore(index / "documents.sqlite") as store:
@@ -91,8 +91,9 @@ def test_a_rollback_brings_the_documents_back_too(cli, double, file, tmp_path, o
     index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
     assert cli("ingest", file, index, *words, "--nlist", 8).code == 0
     if older:  # as before documents belonged to a generation
-        (index / "documents.sqlite").unlink()
-        (index / "gen-000001" / "documents.sqlite").rename(index / "documents.sqlite")
+        (shared,) = index.glob("documents-*.sqlite")
+        (index / "gen-000001" / "documents.sqlite").unlink()
+        shared.replace(index / "documents.sqlite")
     first = passages_of(cli, double, index)
     (tmp_path / "other.txt").write_text("A planet is a star.\nAnother planet is a moon.\nA third planet, a comet.")
     assert cli("ingest", tmp_path / "other.txt", index, *words, "--nlist", 1, "--replace").code == 0
@@ -176,3 +177,88 @@ def test_what_went_wrong_is_one_line_and_leaves_nothing(cli, double, tmp_path, c
     assert found.code == code
     assert complaint in found.err
     assert not (tmp_path / "idx").exists()
+
+
+def test_ingesting_again_takes_what_changed(cli, double, tmp_path):
+    folder, index = tmp_path / "texts", tmp_path / "idx"
+    folder.mkdir()
+    for n, text in enumerate(["oak beech birch", "wave tide reef", "comet planet orbit"]):
+        (folder / f"{n}.md").write_text(f"# {text}\n\n{text} {text}\n")
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    made = cli("ingest", folder, index, *words)
+    assert made.code == 0, made.err
+    assert made.json["sources"]["added"] == made.json["chunks"]["added"] == 3
+    asked = len(double.embeddings)
+    again = cli("ingest", folder, index, *words[2:])
+    assert again.code == 0, again.err
+    assert again.json["sources"] == {"added": 0, "changed": 0, "removed": 0, "unchanged": 3, "failed": 0}
+    # The dimension is asked for when an embedder is opened or compared, nothing else.
+    assert len(double.embeddings) == asked
+
+    (folder / "0.md").write_text("# dust light\n\nnova\n")
+    (folder / "1.md").unlink()
+    (folder / "3.txt").write_text("flour yeast\noven")
+    (folder / "4.txt").write_bytes(b"\xff")
+    again = cli("ingest", folder, index, *words)
+    assert again.code == 0, again.err
+    assert again.json["sources"] == {"added": 1, "changed": 1, "removed": 1, "unchanged": 1, "failed": 1}
+    assert again.json["chunks"] == {"added": 2, "removed": 2, "unchanged": 0}
+    assert "4.txt cannot be read" in again.err.replace("\n", "") or "not read" in again.err
+    with DocumentStore(index / "documents.sqlite") as store:
+        assert {found.document.text for found in store.first(9)} == {
+            "# dust light\n\nnova",
+            "flour yeast\noven",
+            "# comet planet orbit\n\ncomet planet orbit comet planet orbit",
+        }
+    answer = cli("compact", index, "--json")
+    assert answer.code == 0, answer.err
+    found = passages_of(cli, double, index)
+    assert {text.split()[0] for text in found} <= {"#", "flour"}
+    assert len(found) == 3
+
+    for more, complaint in (
+        (["--nlist", 2], "--nlist and --codec are of a new one"),
+        (["--center"], "--center is of a new index"),
+        (["--embedder", "openai:other"], "'openai:other', and the documents were embedded by 'openai:toy'"),
+    ):
+        refused = cli("ingest", folder, index, *words, *more)
+        assert (refused.code, complaint in refused.err) == (ExitCode.BAD_INPUT, True), refused.err
+    (folder / "4.txt").unlink()
+    anew = cli("ingest", folder, index, *words, "--rebuild")
+    assert (anew.code, anew.json["count"], anew.json["sources"]["added"]) == (0, 3, 3)
+    with DocumentStore(index / "documents.sqlite") as store:
+        assert store.info.count == 3
+
+
+def test_an_index_without_its_sources_is_built_anew(cli, double, file, tmp_path):
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    made = cli("ingest", file, tmp_path / "idx", *words)
+    with DocumentStore(tmp_path / "idx" / "documents.sqlite") as store:
+        passages = [found.document for found in store.first(9999)]
+    for path in (tmp_path / "idx").rglob("documents*"):
+        path.unlink()
+    write_documents(
+        tmp_path / "idx" / "documents.sqlite", passages, index_fingerprint=made.json["fingerprint"],
+        embedder="openai:toy", dim=DIM,
+    )  # fmt: skip
+    refused = cli("ingest", file, tmp_path / "idx", *words)
+    assert refused.code == ExitCode.BAD_INDEX, refused.err
+    assert "does not know which files its texts came from" in refused.err
+    assert cli("ingest", file, tmp_path / "idx", *words, "--rebuild").code == 0
+    assert cli("ingest", file, tmp_path / "idx", *words).json["sources"]["unchanged"] == 1
+
+
+def test_a_daemon_takes_the_rows(cli, double, file, tmp_path, launcher):
+    index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", file, index, *words, "--nlist", 4, "--nprobe", 4).code == 0
+    (tmp_path / "new.txt").write_text("A planet is a comet, a moon and a star.")
+    with launcher.daemon(index, "--port", 0):
+        again = cli("ingest", tmp_path / "new.txt", index, *words)
+        assert again.code == 0, again.err
+        assert again.json["chunks"]["added"] == 1
+        assert any("a moon and a star" in text for text in passages_of(cli, double, index, k=100))
+        (tmp_path / "new.txt").unlink()
+        again = cli("ingest", tmp_path / "new.txt", index, *words)
+        assert again.code == 0, again.err
+        assert again.json["sources"]["removed"] == 1
+        assert not any("a moon and a star" in text for text in passages_of(cli, double, index, k=100))

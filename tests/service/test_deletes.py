@@ -45,7 +45,7 @@ def test_a_client_s_deletions_are_seen_at_once_and_last(make_service, index_path
         with pytest.raises(InvalidInputError, match="ids is a list of dtype float64"):
             client.delete([0.5])
     with hx.open(index_path) as index:
-        assert np.isin(near, index.ivf.deleted.current().ids).all()
+        assert np.isin(near, index.ivf.live.current().deleted.ids).all()
 
 
 def test_what_the_command_line_deletes_a_daemon_finds_no_more(make_service, index_path, queries):
@@ -57,7 +57,7 @@ def test_what_the_command_line_deletes_a_daemon_finds_no_more(make_service, inde
         until(lambda: not np.isin(client.search(queries, 5, 6).ids, near).any())
 
 
-def test_only_admins_delete(make_service, tmp_path, queries):
+def test_searchers_do_not_delete(make_service, tmp_path, queries):
     keys = KeyFile(tmp_path / "keys.json")
     searcher, admin = keys.add("app", "search"), keys.add("ops", "admin")
     service = make_service()
@@ -72,8 +72,9 @@ def test_only_admins_delete(make_service, tmp_path, queries):
 
 
 def test_who_cannot_write_says_so_and_searches_go_on(service, index_path, queries, monkeypatch):
-    monkeypatch.setattr("hybridindex.index.changes.delete._WAIT_S", 0.01)
-    with lock_file(index_path / ".lock", timeout_s=5):
+    for module in ("write", "writer"):
+        monkeypatch.setattr(f"hybridindex.index.changes.{module}.WAIT_S", 0.01)
+    with lock_file(index_path / "writer.lock", timeout_s=5):
         answer = ask(service, "POST", "/v1/vectors/delete", json={"ids": [1]})
     assert answer.status_code == 409
     assert answer.json()["type"].endswith("index-busy")

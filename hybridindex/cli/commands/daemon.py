@@ -136,6 +136,8 @@ def _status_table(status: dict[str, Any]) -> Table:
         table.add_row("note", note)
     if reloads := status.get("reload"):  # a daemon of 0.2 has none
         table.add_row("index", _reloads(index["generation"], reloads))
+    if changes := status.get("changes"):  # a daemon of 0.4 has none
+        table.add_row("rows", _rows(changes))
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
 
@@ -157,6 +159,14 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
             out.print(sentence, highlight=False, soft_wrap=True)
     if answer["placed"]["verdict"] == "infeasible":
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _rows(changes: dict[str, Any]) -> str:
+    words = [f"{changes['live']:,} live; since the lists were written {changes['added']:,} added"]
+    words[0] += f", {changes['deleted']:,} deleted"
+    words.append(f"log {readable_bytes(changes['log_bytes'])}, {changes['compactions']} compactions")
+    words.append("it writes" if changes["writer"] else "it may write" if changes["writes"] else "it takes no changes")
+    return "; ".join([*words, *([changes["problem"]] if changes["problem"] else [])])
 
 
 def _reloads(generation: int, found: dict[str, Any]) -> str:
@@ -341,7 +351,9 @@ def _register_keys(app: typer.Typer) -> None:
     def add(
         file: KeyPath,
         name: Annotated[str, typer.Argument(help="Whose key it is.", show_default=False)],
-        role: Annotated[str, typer.Option(help="search, or admin: also repartition and drain.")] = "search",
+        role: Annotated[
+            str, typer.Option(help="search; write: also change rows; admin: also plans and the daemon.")
+        ] = "search",
         json: Json = False,
     ) -> None:
         """Make a key. It is shown once; the file keeps its hash."""

@@ -1,4 +1,4 @@
-"""The command that makes an index of texts."""
+"""The command that makes an index of texts, and brings it up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridindex.cli.commands.index import index_table
 from hybridindex.cli.console import CliProgress, emit
 from hybridindex.cli.ingest_parts import PassageOptions, VectorLayout, ingest_texts
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, Json
+from hybridindex.cli.options import IndexPath, Json, Key
 
 __all__ = ["register"]
 
@@ -24,9 +24,11 @@ def register(app: typer.Typer) -> None:
     @grouped
     def ingest(
         texts: Annotated[
-            Path,
+            list[Path],
             typer.Argument(
-                metavar="TEXTS", help=".jsonl of {text, id, source}, or .txt, a passage per line.", show_default=False
+                metavar="TEXTS...",
+                help="Folders and files: .jsonl and .parquet of text, id, source; .txt, .md, .html, .pdf.",
+                show_default=False,
             ),
         ],
         index: IndexPath,
@@ -34,9 +36,10 @@ def register(app: typer.Typer) -> None:
         embedding: EmbedderChoice,
         passages: PassageOptions,
         layout: VectorLayout,
+        key: Key = None,
         json: Json = False,
     ) -> None:
-        """Embed texts and build an index of them, with the texts beside it: what chat asks."""
+        """Embed texts and build an index of them, with the texts beside it: what chat asks. Again: what changed."""
         with CliProgress(quiet=json) as progress:
-            facts = ingest_texts(texts, index, embedding, passages, layout, progress)
+            facts = ingest_texts(texts, index, embedding, passages, layout, progress, key)
         emit(facts, as_json=json, table=index_table(facts, "ingested"))

@@ -28,6 +28,7 @@ from hybridindex.service.http.problems import Problem
 from hybridindex.service.http.routes.common import Handler, problem_answer
 from hybridindex.service.http.routes.of_daemon import DaemonRoutes
 from hybridindex.service.http.routes.of_index import IndexRoutes
+from hybridindex.service.http.routes.of_rows import RowRoutes
 from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.http.upkeep import keep_running
@@ -67,10 +68,12 @@ def create_app(
             series=series,
             search=SearchRoute(service, metrics[name], prefix),
             calls=calls,
+            rows=rows,
         )
         for name, service in indexes.services.items()
         for series in [Series(service, time.time)]
         for calls in [StoreCalls(service.clock, client_share=service.config.limits.client_share)]
+        for rows in [RowRoutes(service, SearchRoute(service, metrics[name]), calls)]
         for prefix in (*(["/v1"] if service is indexes.first else []), f"{INDEXES}{name}")
     ]
     middleware = RequestMiddleware(

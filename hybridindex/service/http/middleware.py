@@ -46,7 +46,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
 #: Where several indexes are served, the routes of one begin with this and its name, in place of ``/v1``.
 INDEXES = "/v1/indexes/"
-_ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent", "/v1/vectors/delete"})
+_ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent", "/v1/compact"})
+_DELETE = "/v1/vectors/delete"
+_WRITE = frozenset({"/v1/vectors", _DELETE})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
 #: Larger answers count until the client has taken them.
@@ -224,8 +226,8 @@ class RequestMiddleware:
             return caller
         shown = headers.get(b"authorization")
         scope[CALLER] = caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
-        if _for_admins(path) and caller.role is not Role.ADMIN:
-            raise ProblemError(Problem(403, "forbidden", "Forbidden", "this needs a key with the role admin"))
+        if not caller.role.includes(needed := _role_for(_of_one(path))):
+            raise ProblemError(Problem(403, "forbidden", "Forbidden", f"this needs a key with the role {needed}"))
         return caller
 
     def _note(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
@@ -233,11 +235,15 @@ class RequestMiddleware:
         self._metrics.count_response(route, status, seconds)
         caller: Caller | None = scope.get(CALLER)
         client = caller.name if caller is not None else "unknown"
-        if _for_admins(scope["path"]):
+        path = _of_one(scope["path"])
+        needed = _role_for(path)
+        allowed = caller is not None and caller.role.includes(needed)
+        # Rows that come are in the access log alone.
+        if needed is Role.ADMIN or path == _DELETE or (needed is Role.WRITE and not allowed):
             # A client's text: without control characters, and not of any length.
             fields = {"action": quote(scope["path"][:200]), "client": client, "outcome": status}
-            if caller is not None and caller.role is Role.ADMIN:
-                _audit.info("admin call", extra=fields)
+            if allowed:
+                _audit.info("%s call", needed, extra=fields)
             else:
                 _audit.warning("refused", extra=fields)
         if status < 400 and (route in _QUIET or (route.startswith(INDEXES) and route.endswith(_QUIET_OF_INDEX))):
@@ -260,10 +266,16 @@ class _Queue:
         self.admission, self.shedder = service.admission, LoadShedder(service)
 
 
-def _for_admins(path: str) -> bool:
-    if path.startswith(INDEXES):
-        path = "/v1/" + path.removeprefix(INDEXES).partition("/")[2]
-    return path in _ADMIN or (path.startswith("/v1/plans/") and path.endswith("/apply"))
+def _of_one(path: str) -> str:
+    """Where one of several indexes is meant, the same route of the first."""
+    return "/v1/" + path.removeprefix(INDEXES).partition("/")[2] if path.startswith(INDEXES) else path
+
+
+def _role_for(path: str) -> Role:
+    """What a key must be allowed, at least."""
+    if path in _ADMIN or (path.startswith("/v1/plans/") and path.endswith("/apply")):
+        return Role.ADMIN
+    return Role.WRITE if path in _WRITE else Role.SEARCH
 
 
 class _Stamped:

@@ -37,18 +37,20 @@ SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "hybridin
 _WORDS = {
     400: "A field is wrong",
     401: "No key, or not a valid one",
-    403: "The key's role does not allow this",
+    403: "The key's role does not allow this, or the daemon takes no changes of rows",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, a new target beside a fixed coverage, an infeasible plan without force, queries are "
+    409: "An id is there already, another process writes to the index, no profile to plan from, "
+    "a new target beside a fixed coverage, an infeasible plan without force, queries are "
     "not kept, a device has failed, or another generation cannot serve",
     413: "Too large",
     415: "Media type not supported",
+    422: "The index takes no rows, or the idempotency key came with another request before",
     429: "This client's share of the queue is full; see Retry-After-Ms",
-    503: "The queue is full, the daemon drains, another change is under way, or the search needs damaged lists; see "
-    "Retry-After-Ms",
+    503: "The queue is full, the daemon drains, another change is under way, rows come faster than lists can be "
+    "written anew, or the search needs damaged lists; see Retry-After-Ms",
     504: "The deadline passed before the search started",
-    507: "The control store cannot be used; see /healthz",
+    507: "The control store cannot be used, or the disk of the index takes nothing; see /healthz",
 }
 _RETRY_AFTER = {
     name: {"required": True, "description": unit, "schema": {"type": "integer", "minimum": 1}}

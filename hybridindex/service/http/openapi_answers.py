@@ -218,6 +218,32 @@ INDEXES = answer(
     "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are "
     "those of each device, null without a share of one budget",
 )
+ADDED = answer(
+    closed(
+        {
+            "added": _COUNT,
+            "replaced": _COUNT,
+            "ids": _nullable(_array(_COUNT)),
+            "number": _COUNT,
+        }
+    ),
+    "How many rows are new, and how many took the place of others; ids where the index numbered them; number of the "
+    "change",
+    {"added": 1, "replaced": 0, "ids": None, "number": 12},
+)
+COMPACTING = answer(closed({"started": {"const": True}}), "It goes on; /v1/status says when it is done")
+COMPACTED = answer(
+    closed(
+        {
+            "compacted": _YES,
+            **dict.fromkeys(("generation", "count", "split", "dissolved"), _COUNT),
+            "serves": _YES,
+        },
+        optional=("count", "split", "dissolved"),
+    ),
+    "What was made; compacted is false where nothing had changed. serves: whether that generation serves already; the "
+    "daemon tries until it does",
+)
 DELETED = answer(closed({"deleted": _COUNT, "deleted_in_all": _COUNT}), "How many ids had rows, and all so far")
 RELOADED = answer(
     closed(
@@ -235,6 +261,14 @@ RELOADED = answer(
     "What serves now; reloaded is false, and plan_origin null, where it served already. note says why there is no "
     "plan, or no devices",
 )
+#: Of the rows.
+_CHANGES = closed(
+    {
+        **dict.fromkeys(("writes", "writer"), _YES),
+        **dict.fromkeys(("added", "deleted", "live", "added_bytes", "log_bytes", "number", "compactions"), _COUNT),
+        "problem": _nullable(_TEXT),
+    }
+)
 STATUS = answer(
     closed(
         {
@@ -247,6 +281,7 @@ STATUS = answer(
                     "rows": {"enum": ["resident", "mapped"]},
                 }
             ),
+            "changes": _CHANGES,
             "ready": _YES,
             "draining": _YES,
             "uptime_s": {**_NUMBER, "minimum": 0},
@@ -302,7 +337,9 @@ STATUS = answer(
     "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; rows "
     "says whether these are kept in memory or on disk; note says why there is no plan, no devices, or which "
     "lists are damaged: searches that probe those in quarantine fail, those that are mended are served from memory; "
-    "retired are older generations that sessions still use",
+    "retired are older generations that sessions still use. changes: rows added and deleted since the lists were "
+    "written, rows that searches find, the log, the number of the last change; writes: whether the daemon takes "
+    "changes, writer: whether nobody else may write; problem: why the last compaction failed",
 )
 SERIES = answer(
     closed(
@@ -327,6 +364,7 @@ SERIES = answer(
             "plan_id": _nullable(_INTEGER),
             "planned_hit_rate": _nullable(_SHARE),
             "generation": _COUNT,
+            "changes": _CHANGES,
             "precision": _TEXT,
             **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
             "note": _nullable(_TEXT),

@@ -14,10 +14,13 @@ from typing import Any
 from hybridindex.errors import (
     AccessDeniedError,
     BuildError,
+    BusyWritingError,
     DamagedListsError,
     DeadlineExceededError,
     DeviceError,
     DiskFullError,
+    DuplicateIdError,
+    FileError,
     InfeasiblePlanError,
     InvalidInputError,
     NotWritableError,
@@ -29,8 +32,11 @@ from hybridindex.errors import (
     ReloadError,
     RouterClosedError,
     StoreError,
+    SupersededError,
     UnknownSessionError,
+    UnsupportedIndexError,
 )
+from hybridindex.service.changes.rows import WritesOffError
 from hybridindex.service.http.wire import BodyError
 
 __all__ = ["PROBLEM_TYPE", "Problem", "ProblemError", "problem_of"]
@@ -121,15 +127,24 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(409, "plan-conflict", "Contradiction to the plan in force", str(error), "coverage")
     if isinstance(error, InfeasiblePlanError):
         return Problem(409, "infeasible-plan", "The plan cannot meet its SLO", str(error), "force")
+    if isinstance(error, DuplicateIdError):
+        return Problem(409, "duplicate-id", "Ids are there already", str(error), "ids")
     if isinstance(error, InvalidInputError):
         # Messages begin with the name of the field.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
-    if isinstance(error, DiskFullError | NotWritableError):
+    if isinstance(error, DiskFullError | NotWritableError | FileError):
         return Problem(507, "disk", "Nothing was written", "the disk of the index takes nothing; the log says why")
+    if isinstance(error, BusyWritingError):
+        return Problem(503, "busy-writing", "Too many rows lately", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, SupersededError):
+        return Problem(503, "overloaded", "Overloaded", "the index is compacted all the time", retry_after_s=1)
+    if isinstance(error, WritesOffError):
+        return Problem(403, "read-only", "No changes of rows", str(error))
+    if isinstance(error, UnsupportedIndexError):
+        return Problem(422, "unsupported", "The index takes no rows", str(error))
     if isinstance(error, BuildError):
-        words = "another process writes to the index, or it was replaced and has to be reloaded; nothing was changed"
-        return Problem(409, "index-busy", "The index was not changed", words)
+        return Problem(409, "index-busy", "The index was not changed", str(error))
     if isinstance(error, StoreError):
         words = "the control store does not take or give what this needs; GET /healthz and the log say why"
         return Problem(507, "store", "Control store unavailable", words)

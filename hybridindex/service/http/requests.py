@@ -30,7 +30,7 @@ from hybridindex.service.observe.events import MAX_EVENTS
 from hybridindex.service.searches import SearchRequest
 from hybridindex.types import F32, HitRateChoice
 
-__all__ = ["EVENTS", "SERIES", "Body", "Query", "QueryBody", "Requests"]
+__all__ = ["EVENTS", "NOTHING", "SERIES", "WHOLE", "Body", "Query", "QueryBody", "Requests", "closed"]
 
 #: Largest number of bytes in an option: an exabyte.
 _MOST_BYTES = 10**18
@@ -44,7 +44,8 @@ _RAW, _NPY = "application/octet-stream", "application/x-npy"
 _SHAPE = frozenset({"n", "d"})
 _HitRates = Annotated[HitRateChoice, Field(description=f"one of {', '.join(get_args(HitRateChoice))}")]
 _Headroom = Annotated[float, Field(ge=0, le=10, description="a number 0..10")]
-_closed = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+#: Of a TypedDict: strict, and no other keys.
+closed = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
 def _whole(value: Any) -> Any:
@@ -52,8 +53,9 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
 
 
-_WHOLE = BeforeValidator(_whole)
-_Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES, description=f"whole bytes, 0..{_MOST_BYTES}"), _WHOLE]
+#: Beside a count.
+WHOLE = BeforeValidator(_whole)
+_Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES, description=f"whole bytes, 0..{_MOST_BYTES}"), WHOLE]
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, description="a number above 0")]
 _Share = Annotated[float, Field(ge=_LEAST_SHARE, le=1, description=f"{_LEAST_SHARE}..1")]
@@ -156,7 +158,7 @@ class QueryBody(Body):
                 raise BodyError("queries", "is missing; expected a list of numbers, or a list of such lists")
             for name in options:
                 raise BodyError(short(name), "stands in the query string; with JSON it belongs in the body")
-            return read_rows(given.pop("queries"), self._limits, self._dim), self._check(given)
+            return read_rows(given.pop("queries"), self._limits.max_queries, self._dim), self._check(given)
         if content_type not in (_RAW, _NPY):
             words = f"is {short(content_type)}; expected application/json, {_RAW} or {_NPY}"
             raise BodyError("Content-Type", words, 415)
@@ -164,24 +166,25 @@ class QueryBody(Body):
             raise BodyError(name, "stands in the query string; expected it in a JSON body, with the queries")
         raw = content_type == _RAW
         given = self.parse_query(options, _SHAPE if raw else frozenset())
-        queries = read_raw(body, options, self._limits, self._dim) if raw else read_npy(body, self._limits, self._dim)
-        return queries, given
+        if raw:
+            return read_raw(body, options, self._limits, self._dim), given
+        return read_npy(body, self._limits.max_queries, self._dim), given
 
 
-@_closed
+@closed
 class _Series(TypedDict, total=False):
     since: Annotated[float, Field(description="a number. Only what ended later: seconds since 1970.")]
 
 
-@_closed
+@closed
 class _Events(TypedDict, total=False):
     since: Annotated[
-        int, Field(ge=0, lt=1 << 63, description="the id of an event, or 0. Only events with a larger id."), _WHOLE
+        int, Field(ge=0, lt=1 << 63, description="the id of an event, or 0. Only events with a larger id."), WHOLE
     ]
-    limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), _WHOLE]
+    limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), WHOLE]
 
 
-@_closed
+@closed
 class _Nothing(TypedDict):
     pass
 
@@ -211,39 +214,39 @@ class Requests:
             f"a text of at most {MAX_WHERE_CHARACTERS} characters. JSON bodies only. A condition on attributes that "
             "rows have to meet, as lang = 'en' AND year >= 2020."
         )
-        one_id = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), _WHOLE]
+        one_id = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), WHOLE]
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 
-        @_closed
+        @closed
         class Search(TypedDict, total=False):
-            k: Annotated[int, _count(limits.max_k, ". Default: 10."), _WHOLE]
-            nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
+            k: Annotated[int, _count(limits.max_k, ". Default: 10."), WHOLE]
+            nprobe: Annotated[int, _count(most, ". Default: the plan's."), WHOLE]
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
-            min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
-            candidates: Annotated[int, _count(MAX_CANDIDATES, compared), _WHOLE]
+            min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), WHOLE]
+            candidates: Annotated[int, _count(MAX_CANDIDATES, compared), WHOLE]
             allow_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=allowed)]
             deny_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=denied)]
             where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
 
-        @_closed
+        @closed
         class Delete(TypedDict, total=False):
             ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=deleted)]
             where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]
 
-        @_closed
+        @closed
         class Lookahead(TypedDict, total=False):
-            nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
+            nprobe: Annotated[int, _count(most, ". Default: the plan's."), WHOLE]
             budget_bytes: _Bytes
             window_ms: Annotated[
                 float, Field(gt=0, le=86_400_000, description="generation time that hides these copies")
             ]
 
-        @_closed
+        @closed
         class Session(TypedDict, total=False):
             lookahead_bytes: _Bytes
             window_ms: Annotated[float, Field(gt=0, description=window)]
 
-        @_closed
+        @closed
         class Repartition(TypedDict, total=False):
             apply: _Flag
             slo_ms: _Positive
@@ -256,7 +259,7 @@ class Requests:
             bandwidth_share: _Share
             force: _Flag
 
-        @_closed
+        @closed
         class Apply(TypedDict, total=False):
             dry_run: _Flag
             force: _Flag

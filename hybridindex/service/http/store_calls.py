@@ -1,6 +1,7 @@
 """Runs what may wait for the control store or a disk, on threads of its own: searches, sessions and health never wait.
 
-Fair between clients, like the queue of searches: reads have a few threads, changes of the plan go one after the other.
+Fair between clients, like the queue of searches: reads and changes of rows have a few threads each,
+changes of the plan go one after the other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 4
+#: Changes of rows that are under way at once share one write to the disk.
+_WRITERS = 8
 #: Calls that may wait, over all clients.
 _QUEUE = 64
 #: Longest wait for the change of another client; moving its lists may take minutes.
@@ -39,6 +42,9 @@ class StoreCalls:
         self._reads = Admission(limits, clock, unit="calls")
         limits = Limits(queue_queries=_QUEUE, in_flight_queries=1, client_share=client_share)
         self._changes = Admission(limits, clock, unit="changes")
+        limits = Limits(queue_queries=_QUEUE, in_flight_queries=_WRITERS, client_share=client_share)
+        self._writes = Admission(limits, clock, unit="changes")
+        self._writers = ThreadPoolExecutor(_WRITERS, "hybridindex-rows")
         self._readers = ThreadPoolExecutor(_THREADS, "hybridindex-store")
         self._changer = ThreadPoolExecutor(1, "hybridindex-change")
 
@@ -50,6 +56,11 @@ class StoreCalls:
         """
         await self._reads.enter(client, 1)
         return await _run(self._readers, self._reads, call, *args, **kwargs)
+
+    async def write(self, client: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As :meth:`read`, for changes of rows."""
+        await self._writes.enter(client, 1)
+        return await _run(self._writers, self._writes, call, *args, **kwargs)
 
     async def change(self, client: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As :meth:`read`, for what only one may do at a time.
@@ -66,6 +77,7 @@ class StoreCalls:
     def close(self) -> None:
         """Lets the threads end when their calls do."""
         self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writers.shutdown(wait=False, cancel_futures=True)
         self._changer.shutdown(wait=False, cancel_futures=True)
 
 

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _SAMPLE_S = 1.0
 #: Time between two looks for another generation, where that is followed.
 _FOLLOW_S = 1.0
+#: Time between two looks whether rows were compacted into another generation.
+_COMPACTED_S = 0.5
 #: Time between two looks whether the control store is open and in its place.
 _STORE_S = 2.0
 
@@ -71,6 +73,19 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             except Exception:  # noqa: BLE001 - the next generation must be seen
                 _log.exception("the index could not be looked at; it is tried again")
 
+    async def follow_compactions() -> None:
+        while True:
+            await asyncio.sleep(_COMPACTED_S)
+            try:
+                if await asyncio.to_thread(service.compacted):
+                    await calls.change("", service.reload, "compaction")
+            except OverloadedError as error:
+                _log.info("a compacted generation is there, and waits: %s", error)
+            except ReloadError:
+                pass  # as above
+            except Exception:  # noqa: BLE001 - the next generation must be seen
+                _log.exception("the index could not be looked at; it is tried again")
+
     async def keep_store() -> None:
         while True:
             await asyncio.sleep(_STORE_S)
@@ -90,7 +105,8 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             raise
 
     service.start()
-    endless = [sweep(), sample(), watch_devices(), keep_store(), prune_now_and_then(service, partial(calls.read, ""))]
+    endless = [sweep(), sample(), watch_devices(), keep_store(), follow_compactions()]
+    endless.append(prune_now_and_then(service, partial(calls.read, "")))
     if service.config.reload == "auto":
         endless.append(follow())
     tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]

@@ -26,6 +26,7 @@ __all__ = [
     "BodyError",
     "accepts_binary",
     "check_known",
+    "check_shape",
     "parse_json_object",
     "parse_number",
     "parsed_bytes",
@@ -94,8 +95,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse_json_object(body: bytes, known: Set[str]) -> dict[str, Any]:
-    """A JSON object with known keys only; an empty body is an empty object.
+def parse_json_object(body: bytes, known: Set[str], nullable: Set[str] = frozenset()) -> dict[str, Any]:
+    """A JSON object with known keys only; an empty body is an empty object. ``nullable``: keys whose null is none.
 
     Raises:
         BodyError: not JSON, not an object, NaN or infinity, an unknown key, one given twice, or null.
@@ -112,35 +113,36 @@ def parse_json_object(body: bytes, known: Set[str]) -> dict[str, Any]:
         raise BodyError("body", f"is a JSON {type(data).__name__}; expected an object")
     check_known(data, known)
     for name, value in data.items():
-        if value is None:
+        if value is None and name not in nullable:
             raise BodyError(name, "is null; expected a value, or no such key")
-    return data
+    return {name: value for name, value in data.items() if value is not None}
 
 
-def read_rows(value: Any, limits: Limits, dim: int) -> F32:
-    """Numbers of a JSON body as (n, dim) float32. Raises BodyError."""
+def read_rows(value: Any, most: int, dim: int, field: str = "queries") -> F32:
+    """Numbers of a JSON body as (n, dim) float32, with ``most`` rows. Raises BodyError."""
     if not isinstance(value, list) or not value:
-        raise BodyError("queries", f"is {short(value)}; expected a list of {dim} numbers, or a list of such lists")
+        raise BodyError(field, f"is {short(value)}; expected a list of {dim} numbers, or a list of such lists")
     rows = value if isinstance(value[0], list) else [value]
-    _check_shape(len(rows), len(rows[0]) if isinstance(rows[0], list) else 0, limits, dim)
+    check_shape(len(rows), len(rows[0]) if isinstance(rows[0], list) else 0, most, dim, field)
     try:
         plain = {int, float}.issuperset(map(type, chain.from_iterable(rows)))
         with np.errstate(over="ignore"):
             array = np.array(rows, dtype=np.float32) if plain else None
     except OverflowError:
-        raise BodyError("queries", "holds a number that is larger than any float32") from None
+        raise BodyError(field, "holds a number that is larger than any float32") from None
     except (TypeError, ValueError):
-        raise BodyError("queries", f"has rows of different lengths; expected {dim} numbers each") from None
+        raise BodyError(field, f"has rows of different lengths; expected {dim} numbers each") from None
     if array is None:
-        raise BodyError("queries", f"holds something else than numbers; expected (n, {dim}) of them")
+        raise BodyError(field, f"holds something else than numbers; expected (n, {dim}) of them")
     return array
 
 
-def _check_shape(n: int, d: int, limits: Limits, dim: int) -> None:
-    if not 1 <= n <= limits.max_queries:
-        raise BodyError("queries", f"has {n} rows; expected 1..{limits.max_queries}")
+def check_shape(n: int, d: int, most: int, dim: int, field: str = "queries") -> None:
+    """Raises BodyError: too many rows, none, or of another dimension."""
+    if not 1 <= n <= most:
+        raise BodyError(field, f"has {n} rows; expected 1..{most}")
     if d != dim:
-        raise BodyError("queries", f"has rows of {d} numbers; this index has dimension {dim}")
+        raise BodyError(field, f"has rows of {d} numbers; this index has dimension {dim}")
 
 
 def read_raw(body: bytes, options: Mapping[str, str], limits: Limits, dim: int) -> F32:
@@ -152,15 +154,15 @@ def read_raw(body: bytes, options: Mapping[str, str], limits: Limits, dim: int) 
     n = parse_number("n", options.get("n", default))
     if not isinstance(n, int) or n < 1:
         raise BodyError("n", f"is {n}; expected 1..{limits.max_queries}")
-    _check_shape(n, d, limits, dim)
+    check_shape(n, d, limits.max_queries, dim)
     if len(body) != n * d * 4:
         raise BodyError("body", f"has {len(body)} bytes; {n} x {d} float32 make {n * d * 4}")
     # The router needs native order. On a little-endian machine this copies nothing.
     return np.frombuffer(body, dtype="<f4").reshape(n, d).astype(np.float32, copy=False)
 
 
-def read_npy(body: bytes, limits: Limits, dim: int) -> F32:
-    """A ``.npy`` file as (n, dim) float32. Raises BodyError."""
+def read_npy(body: bytes, most: int, dim: int, field: str = "queries") -> F32:
+    """A ``.npy`` file as (n, dim) float32, with ``most`` rows. Raises BodyError."""
     stream = io.BytesIO(body)
     try:
         version = np.lib.format.read_magic(stream)
@@ -175,11 +177,11 @@ def read_npy(body: bytes, limits: Limits, dim: int) -> F32:
     except Exception as error:  # noqa: BLE001 - its parser evaluates a literal: hostile headers raise all sorts
         raise BodyError("body", f"is not a .npy file ({short(str(error))})") from None
     if dtype.kind != "f" or dtype.itemsize != 4:
-        raise BodyError("queries", f"has dtype {short(str(dtype))}; expected float32")
+        raise BodyError(field, f"has dtype {short(str(dtype))}; expected float32")
     if fortran or len(shape) not in (1, 2) or not all(isinstance(s, int) for s in shape):
-        raise BodyError("queries", f"has shape {short(shape)}; expected ({dim},) or (n, {dim}) in C order")
+        raise BodyError(field, f"has shape {short(shape)}; expected ({dim},) or (n, {dim}) in C order")
     n, d = (1, shape[0]) if len(shape) == 1 else shape
-    _check_shape(n, d, limits, dim)
+    check_shape(n, d, most, dim, field)
     at = stream.tell()
     if len(body) - at != n * d * 4:
         raise BodyError("body", f"has {len(body) - at} bytes after its header; {n} x {d} float32 make {n * d * 4}")

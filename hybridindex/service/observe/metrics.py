@@ -223,11 +223,37 @@ class _Readings(Collector):
             ("generation", "The generation of the index that serves.", service.index.ivf.generation),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+        yield from self._rows(service)
         counts = service.generations.counts
         reloads = CounterMetricFamily(f"{_PREFIX}reloads", "Replacements of the index, by outcome.", labels=["outcome"])
         reloads.add_metric(["done"], counts.done)
         reloads.add_metric(["failed"], counts.failed)
         yield reloads
+
+    def _rows(self, service: Service) -> Iterator[Metric]:
+        counts, state = service.rows.counts, service.rows.state(service.index)
+        for name, text, value in (
+            ("rows_added", "Rows that clients added.", counts.added),
+            ("rows_replaced", "Rows that took the place of others.", counts.replaced),
+            ("rows_deleted", "Ids whose rows clients deleted.", counts.deleted),
+            ("compactions", "How often the lists were written anew, with what came.", state["compactions"]),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        for name, text, reading in (
+            ("rows_live", "Rows that searches find.", state["live"]),
+            ("rows_beside", "Rows that came since the lists were written.", state["added"]),
+            ("rows_beside_bytes", "Their bytes in memory.", state["added_bytes"]),
+            ("rows_gone", "Ids that were deleted since the lists were written.", state["deleted"]),
+            ("change_log_bytes", "Bytes of the log of changes.", state["log_bytes"]),
+            ("last_change", "Number of the last change.", state["number"]),
+            ("writer", "1 while nobody else may write to the index.", float(state["writer"])),
+            ("compaction_failed", "1 where the last compaction failed.", float(state["problem"] is not None)),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+        refused = CounterMetricFamily(f"{_PREFIX}writes_refused", "Changes that changed nothing.", labels=["reason"])
+        for reason, count in list(counts.refused.items()):
+            refused.add_metric([reason], count)
+        yield refused
 
     def _devices(self, service: Service) -> Iterator[Metric]:
         resident = GaugeMetricFamily(f"{_PREFIX}resident_bytes", "Bytes of pages in use.", labels=["device"])

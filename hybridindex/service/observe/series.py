@@ -175,6 +175,7 @@ class Series:
             "plan_id": service.plan_id if committed is None else committed,
             "planned_hit_rate": None if plan is None else plan.predicted_hit_rate,
             "generation": service.index.ivf.generation,
+            "changes": service.rows.state(service.index),
             "precision": service.router.precision,
             "bits": service.router.bits,
             "candidates": service.router.candidates,

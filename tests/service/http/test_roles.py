@@ -43,6 +43,9 @@ def keys(tmp_path):
         ("POST", "/v1/repartition", 401, 403, 200),
         ("POST", "/v1/plans/1/apply", 401, 403, 200),
         ("POST", "/v1/queries/recent", 401, 403, 409),
+        ("POST", "/v1/vectors", 401, 403, 400),
+        ("POST", "/v1/vectors/delete", 401, 403, 400),
+        ("POST", "/v1/compact", 401, 403, 202),
         ("POST", "/v1/drain", 401, 403, 202),
     ],
 )
@@ -92,6 +95,10 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
         await http.post("/v1/reload", headers={**headers, "origin": "http://evil.example"})
         await http.post("/v1/indexes/a%0Ab/reload")
         await http.post("/v1/search")  # anybody's
+        # Deletions are audited, and who may not add; what comes is not.
+        await http.post("/v1/vectors", json={"vectors": [0.0] * 24}, headers=headers)
+        await http.post("/v1/vectors/delete", json={"ids": [1]}, headers=headers)
+        await http.post("/v1/vectors", headers={"authorization": f"Bearer {known['search']}"})
 
     with caplog.at_level(logging.INFO, "hybridindex.audit"):
         talk(service, conversation, keyring=ring)
@@ -102,5 +109,7 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
         ("unknown", "/v1/drain", 401),
         ("unknown", "/v1/reload", 403),
         ("unknown", "/v1/indexes/a%0Ab/reload", 401),
+        ("ops", "/v1/vectors/delete", 200),
+        ("web", "/v1/vectors", 403),
     ]
     assert not any(key in caplog.text for key in known.values())

@@ -246,3 +246,25 @@ def test_requests_of_all_indexes_share_one_memory(open_indexes):
                 assert (refused.status_code, "request_memory_bytes" in refused.json()["detail"]) == (503, True)
         assert http.post("/v1/indexes/code/search", json=body).status_code == 200
     assert indexes.memory.taken_bytes == 0
+
+
+def test_rows_of_each_go_to_it_alone(open_indexes, folders):
+    indexes = open_indexes()
+    with live(indexes) as port:
+        url = f"http://127.0.0.1:{port}"
+        with Client(url, index="docs") as docs, Client(url, index="code") as code, Client(url) as first:
+            far = {"docs": 100 + QUERIES["docs"], "code": 100 + QUERIES["code"]}
+            before = code.status()["changes"]["live"]
+            ids = first.add(far["docs"], idempotency_key="k")
+            # The same route under its other name.
+            assert docs.add(far["docs"], idempotency_key="k").tolist() == ids.tolist()
+            assert code.status()["changes"]["live"] == before
+            others = code.add(far["code"], idempotency_key="k")
+            assert docs.compact()["serves"]
+            assert code.compact()["serves"]
+            assert docs.search(far["docs"], 1).ids[:, 0].tolist() == ids.tolist()
+            assert code.search(far["code"], 1).ids[:, 0].tolist() == others.tolist()
+            text = httpx.get(f"{url}/metrics").text
+            for name in ("docs", "code"):
+                assert f'hybridindex_rows_added_total{{index="{name}"}} 20.0' in text
+                assert f'hybridindex_compactions_total{{index="{name}"}} 1.0' in text

@@ -211,6 +211,7 @@ function drawTiles(rows) {
   const slo = recent.at(-1)?.slo_ms, p99 = median(recent, "p99_ms"), promised = target();
   const late = now.attainment != null && promised != null && now.attainment < promised;
   const usable = state.devices.filter((d) => d.usable.at(-1) ?? true).length;
+  const rowsNow = state.changes;
   const tiles = [
     ["p50", ms(median(recent, "p50_ms")), "last 30 s"], ["p90", ms(median(recent, "p90_ms")), "last 30 s"],
     ["p99", ms(p99), slo == null ? "no SLO" : `SLO ${ms(slo)}`],
@@ -218,6 +219,7 @@ function drawTiles(rows) {
     ["Hit rate", percent(now.hit_rate), recent.at(-1)?.expected_hit_rate == null ? "no plan" : `predicted ${predicted(recent)}`],
     ["Load", rate(now.requests_s), `${rate(now.queries_s)} queries`],
     ["Plan", state.plan_id == null ? "none" : `#${state.plan_id}`, tradeoff ? `${page.plan?.verdict}, coverage ${percent(tradeoff.chosen.coverage)}` : "host alone", page.plan?.verdict === "infeasible" ? "bad" : ""],
+    ["Rows", rowsNow.live.toLocaleString("en"), `+${rowsNow.added}, −${rowsNow.deleted}; log ${bytes(rowsNow.log_bytes)}, ${rowsNow.compactions} compactions`, rowsNow.problem ? "bad" : ""],
     ["Scans", state.bits == null ? "rows" : `codes, ${state.bits} bit${state.bits > 1 ? "s" : ""}`, state.bits == null ? state.precision.slice(6) : `${state.candidates} candidates for k 10`],
     ["Devices", state.devices.length ? `${usable} of ${state.devices.length}` : "none", state.devices.length ? "usable" : "host alone", usable < state.devices.length ? "bad" : ""],
     ["Drift", follows ? words(follows.drift_state) : "not watched", follows ? `update: ${words(follows.stage)}` : "no refresher", follows?.drift_state === "drifting" ? "bad" : ""],

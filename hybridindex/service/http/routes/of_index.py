@@ -20,6 +20,7 @@ from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
 from hybridindex.service.http.requests import EVENTS, NOTHING, SERIES, Body
 from hybridindex.service.http.routes.common import Row, add_routes, caller_of, json_answer, operation_id, read_object
+from hybridindex.service.http.routes.of_rows import RowRoutes
 from hybridindex.service.http.searching import SearchRoute, options_of
 from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.observe.events import read_events
@@ -43,6 +44,7 @@ class IndexRoutes:
     series: Series
     search: SearchRoute
     calls: StoreCalls
+    rows: RowRoutes
 
     def _table(self) -> tuple[Row, ...]:
         """Method, path below the prefix, handler, summary, what the document says besides, and answers."""
@@ -108,10 +110,7 @@ class IndexRoutes:
                 "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent.document,
                 {200: answers.RECENT, **taken, **change},
             ),
-            (
-                "POST", "/vectors/delete", self.delete, "Delete rows; admin", bodies.delete.document,
-                {200: answers.DELETED, **taken, **change, **openapi.problems(507)},
-            ),
+            *self.rows.table(),
             (
                 "POST", "/reload", self.reload, "Serve the current generation of the index; admin", {},
                 {200: answers.RELOADED, **taken, **change},
@@ -209,11 +208,6 @@ class IndexRoutes:
         except ProfileError:
             raise _unknown_plan(choice) from None
         return json_answer(describe(answer))
-
-    async def delete(self, request: Request) -> Response:
-        asked = await self._object(request, self.search.requests.delete)
-        # No change of the plan is waited for.
-        return json_answer(await self.calls.read(caller_of(request).name, self.service.delete, **asked))
 
     async def reload(self, request: Request) -> Response:
         await self._object(request, NOTHING)

@@ -1,0 +1,231 @@
+"""Adding, deleting and compacting from the command line: through the daemon that serves the index, or directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+import hybridindex as hx
+from hybridindex.cli.console import CliProgress, err, load_ids
+from hybridindex.client.client import Client
+from hybridindex.errors import AccessDeniedError, BusyWritingError, InvalidInputError, UnreachableError
+from hybridindex.index.attributes.columns import read_table
+from hybridindex.index.inputs.batches import Batches
+from hybridindex.index.inputs.elements import as_float32
+from hybridindex.index.inputs.files import open_file
+from hybridindex.service.daemon_address import find_daemon
+from hybridindex.types import VectorFile
+
+__all__ = ["MOST_ROWS", "RowInput", "RowTarget", "open_target"]
+
+#: Of one call, and bytes of its vectors that a daemon takes by default.
+MOST_ROWS, _MOST_BYTES = 1 << 16, 8 << 20
+#: Ids in one request.
+_MOST_IDS = 100_000
+#: Longest time of one call, waits for a compaction included.
+_TIMEOUT_S = 3600.0
+
+_Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowInput:
+    """Files of rows, which are read in parts."""
+
+    file: VectorFile
+    ids: Path | None = None
+    attributes: Path | None = None
+
+    def parts(self, most: int, dim: int) -> Iterator[tuple[_Array, _Array | None, Any, int | None]]:
+        """Vectors (n, dim) float32, their ids, a table of their attributes, and how many rows there are in all, where
+        that is known.
+
+        Raises:
+            InvalidInputError: a file cannot be read, or they do not fit each other.
+        """
+        most = min(most, max(1, _MOST_BYTES // (4 * dim)))
+        ids = None if self.ids is None else load_ids(self.ids, "--ids")
+        table = None if self.attributes is None else read_table(self.attributes)
+        opened = open_file(Path(self.file.path), self.file)
+        total = opened.count if isinstance(opened, Batches) else len(opened)
+        for name, given in (("--ids", ids), ("--attributes", table)):
+            if given is not None and total is not None and len(given) != total:
+                raise InvalidInputError(f"{name} has {len(given)} rows, and {self.file.path} {total}; expected as many")
+        at = 0
+        for vectors, own in _parts(opened, most):
+            if own is not None and ids is not None:
+                raise InvalidInputError(
+                    f"--ids is given, and {self.file.path} has ids of its own; expected one of them"
+                )
+            n, numbers = len(vectors), own if ids is None else ids[at : at + len(vectors)]
+            part = None if table is None else table.slice(at, n)
+            if (numbers is not None and len(numbers) != n) or (part is not None and len(part) != n):
+                raise InvalidInputError(f"--ids or --attributes end after row {at}, before {self.file.path} does")
+            yield as_float32(np.asarray(vectors)), numbers, part, total
+            at += n
+
+
+def _parts(opened: _Array | Batches, most: int) -> Iterator[tuple[_Array, _Array | None]]:
+    if isinstance(opened, Batches):
+        try:
+            for batch in opened.batches:
+                vectors, ids = batch if isinstance(batch, tuple) else (batch, None)
+                for at in range(0, len(vectors), most):
+                    yield vectors[at : at + most], None if ids is None else ids[at : at + most]
+        finally:
+            opened.batches.close()
+        return
+    if opened.ndim != 2:
+        raise InvalidInputError(f"vectors have shape {opened.shape}; expected (n, dim)")
+    for at in range(0, len(opened), most):
+        yield opened[at : at + most], None
+
+
+class RowTarget(Protocol):
+    """Where rows go: an index, or the daemon that serves it."""
+
+    #: How many rows were added or replaced.
+    done: int
+
+    @property
+    def dim(self) -> int: ...
+
+    def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
+        """How many took the place of others."""
+
+    def delete(self, ids: _Array | None, where: str | None) -> int: ...
+
+    def compact(self, progress: CliProgress) -> dict[str, Any]: ...
+
+    def facts(self) -> dict[str, Any]:
+        """Of the index now."""
+
+
+class _Directly:
+    def __init__(self, path: Path) -> None:
+        self._index = hx.open(path, verify="quick")
+        self.done = 0
+
+    @property
+    def dim(self) -> int:
+        return self._index.dim
+
+    def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
+        try:
+            there = self._add(vectors, ids, attributes, replace=replace)
+        except BusyWritingError as error:
+            err.print(f"{error}; compacting", highlight=False)
+            self._index.compact()
+            there = self._add(vectors, ids, attributes, replace=replace)
+        self.done += len(vectors)
+        return there
+
+    def _add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
+        if replace:
+            return self._index.upsert(vectors, ids, attributes)
+        self._index.add(vectors, ids, attributes)
+        return 0
+
+    def delete(self, ids: _Array | None, where: str | None) -> int:
+        return self._index.delete(ids, where=where)
+
+    def compact(self, progress: CliProgress) -> dict[str, Any]:
+        done = self._index.writer.compact(progress)
+        rows = {} if done is None else {"count": done.count, "split": done.n_split, "dissolved": done.n_dissolved}
+        return {"compacted": done is not None, "generation": self._index.ivf.generation, **rows}
+
+    def facts(self) -> dict[str, Any]:
+        index = self._index
+        return {"count": index.count, "added": index.n_added, "deleted": index.n_deleted, "live": index.n_live}
+
+    def close(self) -> None:
+        self._index.close()
+
+
+class _ByDaemon:
+    def __init__(self, client: Client, status: dict[str, Any]) -> None:
+        self._client = client
+        self._dim = int(status["index"]["dim"])
+        self.done = 0
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
+        there = 0
+        if replace:
+            there = self._client.upsert(vectors, ids, attributes)
+        else:
+            self._client.add(vectors, ids, attributes)
+        self.done += len(vectors)
+        return there
+
+    def delete(self, ids: _Array | None, where: str | None) -> int:
+        if ids is None or where is not None:
+            return self._client.delete(ids, where=where)
+        return sum(self._client.delete(ids[at : at + _MOST_IDS]) for at in range(0, max(1, len(ids)), _MOST_IDS))
+
+    def compact(self, progress: CliProgress) -> dict[str, Any]:
+        progress("compact", 0, None)
+        return self._client.compact()
+
+    def facts(self) -> dict[str, Any]:
+        status = self._client.status()
+        changes = status["changes"]
+        return {"count": status["index"]["count"], **{name: changes[name] for name in ("added", "deleted", "live")}}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _Closing(AbstractContextManager[RowTarget]):
+    def __init__(self, target: RowTarget, close: Callable[[], None]) -> None:
+        self._target, self._close = target, close
+
+    def __enter__(self) -> RowTarget:
+        return self._target
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        done = self._target.done
+        if error is not None and done:
+            err.print(f"{done:,} rows are in the index already; with ids, --upsert repeats them", highlight=False)
+
+
+def open_target(index: Path, key: str | None) -> AbstractContextManager[RowTarget]:
+    """The daemon that serves ``index``, where there is one and it takes changes; else the index itself.
+
+    Raises:
+        UnreachableError: the daemon starts or stops. AccessDeniedError: it wants another key.
+    """
+    found = find_daemon(index)
+    if found is None:
+        direct = _Directly(index)
+        return _Closing(direct, direct.close)
+    if not found.urls:
+        raise UnreachableError(f"the daemon with pid {found.pid} has no address; try again when it listens")
+    client = Client(found.urls[0], key=key, index=found.index, timeout_s=_TIMEOUT_S)
+    try:
+        status = client.status()
+    except AccessDeniedError as error:
+        client.close()
+        raise AccessDeniedError(f"{found}; {error}; give a key: --key, or HYBRIDINDEX_KEY") from error
+    except BaseException:
+        client.close()
+        raise
+    if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
+        by_daemon = _ByDaemon(client, status)
+        return _Closing(by_daemon, by_daemon.close)
+    client.close()
+    err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)
+    direct = _Directly(index)
+    return _Closing(direct, direct.close)

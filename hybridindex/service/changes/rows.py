@@ -1,0 +1,287 @@
+"""Who adds, replaces and deletes the rows of a served index: one open index, beside those that serve.
+
+What it writes, routers of every open generation see when the call returns. It outlives generations: a compaction puts
+the next one in its place, and the service lets that one serve.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridindex.api import Index, open_index
+from hybridindex.errors import (
+    BuildError,
+    BusyWritingError,
+    DuplicateIdError,
+    HybridIndexError,
+    InvalidInputError,
+    OverloadedError,
+    ServiceError,
+    SupersededError,
+    UnsupportedIndexError,
+)
+from hybridindex.index import read_manifest
+from hybridindex.service.changes.attribute_values import columns_of
+from hybridindex.types import F32, I64
+
+__all__ = ["Durability", "RowCounts", "RowWriter", "WritesOffError"]
+
+_log = logging.getLogger(__name__)
+
+Durability = Literal["synced", "written"]
+
+#: How long the end of the service waits for a compaction. One that goes on leaves the old generation or the new one.
+_CLOSES_S = 20.0
+
+
+class WritesOffError(ServiceError):
+    """The service takes no changes of rows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RowCounts:
+    """What was done since the start."""
+
+    added: int = 0
+    replaced: int = 0
+    deleted: int = 0
+    #: Reason -> calls that changed nothing.
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class RowWriter:
+    """Of one service. From any thread; changes block on the disk."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        allowed: bool = True,
+        durability: Durability = "synced",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Opens nothing: the first change does."""
+        self._path = path
+        self.allowed = allowed
+        self._durability = durability
+        self._clock = clock
+        self.counts = RowCounts()
+        self._idle = threading.Condition()
+        self._opening = threading.Lock()
+        self._index: Index | None = None
+        #: Calls under way in it.
+        self._users = 0
+        self._closed = self._stopping = False
+        #: When the last opening failed, and why.
+        self._failed: tuple[float, HybridIndexError] | None = None
+        #: Of indexes that were closed since.
+        self._compactions_before = 0
+
+    # Changes
+
+    def add(self, vectors: F32, ids: Any = None, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """See :meth:`hybridindex.api.Index.add`. The ids are in the answer where nobody gave them.
+
+        Raises:
+            WritesOffError: this service takes no changes. BuildError: another process writes; names it.
+            Whatever Index.add raises.
+        """
+        with self._writing() as index:
+            made: I64 = index.add(vectors, ids, self._columns(index, attributes))
+            self._count(added=len(made))
+            return self._answer(index, added=len(made), replaced=0, ids=made.tolist() if ids is None else None)
+
+    def upsert(self, vectors: F32, ids: Any, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """See :meth:`hybridindex.api.Index.upsert`; raises as :meth:`add`."""
+        with self._writing() as index:
+            there = index.upsert(vectors, ids, self._columns(index, attributes))
+            self._count(added=len(vectors) - there, replaced=there)
+            return self._answer(index, added=len(vectors) - there, replaced=there, ids=None)
+
+    def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, int]:
+        """See :meth:`hybridindex.api.Index.delete`; raises as :meth:`add`."""
+        with self._writing() as index:
+            n = index.delete(ids, where=where)
+            self._count(deleted=n)
+            _log.info("deleted %d ids, %d in all", n, index.n_deleted)
+            return {"deleted": n, "deleted_in_all": index.n_deleted}
+
+    def compact(self) -> dict[str, Any]:
+        """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
+        yet."""
+        with self._writing() as index:
+            done = index.writer.compact(self._stop)
+            rows = {} if done is None else {"count": done.count, "split": done.n_split, "dissolved": done.n_dissolved}
+            return {"compacted": done is not None, "generation": index.ivf.generation, **rows}
+
+    def _stop(self, _stage: str, _done: int, _total: int | None) -> None:
+        """Ends a compaction with the service: everything stays as it was."""
+        if self._stopping:
+            raise OverloadedError("the daemon is about to stop", retry_after_s=1)
+
+    def _columns(self, index: Index, attributes: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        return None if attributes is None else columns_of(attributes, index.attributes)
+
+    def _answer(self, index: Index, **facts: Any) -> dict[str, Any]:
+        return {**facts, "number": index.ivf.live.number}
+
+    def _count(self, *, added: int = 0, replaced: int = 0, deleted: int = 0) -> None:
+        with self._idle:
+            self.counts.added += added
+            self.counts.replaced += replaced
+            self.counts.deleted += deleted
+
+    @contextmanager
+    def _writing(self) -> Iterator[Index]:
+        """The open index, for one call. Errors name no path."""
+        try:
+            index = self._enter()
+            try:
+                yield index
+            finally:
+                with self._idle:
+                    self._users -= 1
+                    self._idle.notify_all()
+        except HybridIndexError as error:
+            self.counts.refused[_reason(error)] += 1
+            if (words := self._without_path(str(error))) == str(error):
+                raise
+            raise _saying(words, error) from error
+
+    def _without_path(self, text: str) -> str:
+        for path in (self._path.absolute(), self._path.resolve(), self._path):
+            if path.is_absolute() or len(str(path)) > 2:
+                text = text.replace(str(path), "INDEX")
+        return text
+
+    def _enter(self) -> Index:
+        if not self.allowed:
+            raise WritesOffError("this daemon takes no changes of rows: its setting write is false")
+        while True:
+            with self._idle:
+                if self._closed:
+                    raise OverloadedError("the daemon is about to stop", retry_after_s=1)
+                if self._index is not None:
+                    self._users += 1
+                    return self._index
+            self._open()
+
+    def _open(self) -> None:
+        began_s = self._clock()
+        with self._opening:
+            if self._index is not None:
+                return
+            if self._failed is not None and self._failed[0] >= began_s:
+                raise self._failed[1]  # who waits for another process waits once
+            try:
+                index = open_index(self._path, verify="quick", write=True, durability=self._durability)
+            except HybridIndexError as error:
+                self._failed = self._clock(), error
+                raise
+            self._failed = None
+            with self._idle:
+                kept = None if self._closed else index
+                self._index = kept
+            if kept is None:
+                index.close()
+                return
+            _log.info("this daemon writes to the index from now on; nobody else may")
+
+    # What serves
+
+    @property
+    def keeps(self) -> bool:
+        """Whether nobody else may write."""
+        index = self._index
+        return index is not None and index.writer.keeps
+
+    def is_ahead_of(self, generation: int) -> bool:
+        """Whether a compaction made another generation than the one that serves."""
+        index = self._index
+        return index is not None and index.writer.newest.generation != generation
+
+    def follow(self, _generation: int) -> None:
+        """After another generation began to serve: an index that was built anew or rolled back takes no changes by way
+        of what was opened before."""
+        index = self._index
+        if index is None or index.writer.newest.generation == read_manifest(self._path).generation:
+            return
+        with self._opening:
+            with self._idle:
+                self._index = None
+                self._compactions_before += index.writer.compactions
+                self._idle.wait_for(lambda: not self._users)
+            index.close()
+            _log.info("the index was replaced: changes go to the generation that serves now")
+
+    def state(self, served: Index) -> dict[str, Any]:
+        """Of the rows, as plain values. ``served``: says it while nothing was written."""
+        opened = self._index
+        index = served if opened is None else opened
+        live, rows = index.ivf.live, index.ivf.live.current()
+        deleted = 0 if rows is None or rows.deleted is None else len(rows.deleted.ids)
+        added = 0 if rows is None or rows.added is None else rows.added.count
+        problem = "" if opened is None else opened.writer.problem
+        return {
+            "writes": self.allowed,
+            "writer": opened is not None and opened.writer.keeps,
+            "added": added,
+            "deleted": deleted,
+            "live": index.ivf.count - deleted + added,
+            "added_bytes": live.added_bytes,
+            "log_bytes": live.log_bytes,
+            "number": live.number,
+            "compactions": self._compactions_before + (0 if opened is None else opened.writer.compactions),
+            "problem": self._without_path(problem) or None,
+        }
+
+    def stop(self) -> None:
+        """Ends a compaction that was asked for. Returns at once."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Ends what runs, and gives up the claim to write. Closing twice is harmless."""
+        with self._idle:
+            self._closed = self._stopping = True
+            index, self._index = self._index, None
+            self._idle.wait_for(lambda: not self._users, _CLOSES_S)
+        if index is None:
+            return
+        # It waits for a compaction, which may take minutes, and which a crash may interrupt at any moment.
+        closing = threading.Thread(target=index.close, name="hybridindex-close-writer", daemon=True)
+        closing.start()
+        closing.join(_CLOSES_S)
+        if closing.is_alive():
+            _log.warning("a compaction is under way; the end of this process interrupts it, and nothing is lost")
+
+
+def _reason(error: HybridIndexError) -> str:
+    """For a metric: few of them."""
+    for kind, name in (
+        (WritesOffError, "off"),
+        (BusyWritingError, "backpressure"),
+        (DuplicateIdError, "duplicate id"),
+        (InvalidInputError, "invalid"),
+        (UnsupportedIndexError, "codec"),
+        (BuildError, "another writer"),
+    ):
+        if isinstance(error, kind):
+            return name
+    return "other"
+
+
+def _saying(words: str, error: HybridIndexError) -> HybridIndexError:
+    if isinstance(error, BusyWritingError):
+        return BusyWritingError(words, retry_after_s=error.retry_after_s)
+    for kind in (DuplicateIdError, InvalidInputError, UnsupportedIndexError, SupersededError):
+        if isinstance(error, kind):
+            return kind(words)
+    return BuildError(words) if type(error) is BuildError else error
