@@ -33,6 +33,7 @@ from hybridindex import filesystem
 from hybridindex.errors import FileError, ForkedError
 
 __all__ = [
+    "ONE_THREAD",
     "SHORT_S",
     "OfOneProcess",
     "keep_to_writers",
@@ -153,6 +154,9 @@ def _before_fork() -> None:
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
+
+#: Of the environment of a process: one thread for every library that would take all cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 #: A small part of a small search. A thread that ran Python beside searches did as much in a second as at 0.5 ms.
 SHORT_S = 0.00005

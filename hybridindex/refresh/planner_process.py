@@ -24,15 +24,12 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served, Weighed
-from hybridindex.processes import OfOneProcess, usual_switch_interval
+from hybridindex.processes import ONE_THREAD, OfOneProcess, usual_switch_interval
 from hybridindex.refresh.pipe_codec import read_frame, write_frame
 from hybridindex.refresh.planner import CODEC, RenewOptions
 from hybridindex.types import F32, Profile
 
 __all__ = ["PlanningProcess"]
-
-#: One thread for every library that would take all cores.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 #: After its output ended.
 _EXIT_TIMEOUT_S = 5.0
@@ -69,7 +66,7 @@ class PlanningProcess(OfOneProcess):
                 # Ctrl-C goes to the serving process, which ends this one. No session of its own: where kernels group
                 # by session, niceness only counts within the group.
                 process_group=0,
-                env={**os.environ, **_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
+                env={**os.environ, **ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error  # without paths

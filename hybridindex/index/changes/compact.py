@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,16 @@ from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, UnreadableIndexError
 from hybridindex.index.attributes.columns import schema_of
 from hybridindex.index.attributes.stored import find_attributes
-from hybridindex.index.changes.reshape import Shape, Thresholds, reshape
+from hybridindex.index.changes.reshape import Shape, Thresholds
+from hybridindex.index.changes.shape import CHUNK_BYTES, LeftRowsAtPace, Pace, reshapes, rows_per_list, shape_of
+from hybridindex.index.changes.shape_process import shape_elsewhere
 from hybridindex.index.changes.write import largest_id, refuse_unwritable, takes_rows
 from hybridindex.index.compress import compress
 from hybridindex.index.faiss_model import peel, require_faiss, with_centroids, write_empty_model
 from hybridindex.index.filters.write_attributes import write_ordered
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
-from hybridindex.index.live.convert import converted, keeps_lists
-from hybridindex.index.live.left_rows import LeftRows
-from hybridindex.index.live.state import LiveRows
+from hybridindex.index.live.convert import converted
 from hybridindex.index.log.change_log import CHANGE_LOG, LogFile
 from hybridindex.index.opening import open_generation
 from hybridindex.index.rabitq.codes import find_codes
@@ -46,10 +47,6 @@ __all__ = ["Compaction", "compact", "needs_compaction"]
 
 _log = logging.getLogger(__name__)
 
-#: Rows are read and written so many bytes at a time.
-_CHUNK_BYTES = 16 << 20
-#: Lists stay as they are where so few rows came or went, in parts of those that are there.
-_LITTLE = 0.01
 #: Rows that came or went, in parts of the generation's, before it pays; and bytes that they take at least, or so many
 #: times the generation's rows.
 _WORTH_SHARE, _WORTH_BYTES, _WORTH_TIMES = 0.3, 1 << 20, 2
@@ -88,6 +85,7 @@ def compact(
     *,
     progress: Progress | None = None,
     share: float = 1.0,
+    apart: bool = False,
     thresholds: Thresholds | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Compaction | None:
@@ -95,6 +93,7 @@ def compact(
 
     Args:
         share: of the time in which it may work; it sleeps for the rest.
+        apart: most of the work is done by a process of the lowest priority, where one can be started.
         thresholds: when lists are split and dissolved.
         stopping: asked now and then; when it says so, nothing is compacted, and BuildError raised.
 
@@ -105,7 +104,7 @@ def compact(
     """
     index = index.rows
     refuse_unwritable(index)
-    started, report, pace = time.monotonic(), progress or no_progress, _Pace(share, stopping)
+    started, report, pace = time.monotonic(), progress or no_progress, Pace(share, stopping)
     state: dict[str, Any] = {}
 
     def prepare(folder: Path) -> None:
@@ -123,8 +122,9 @@ def compact(
         state["number"] = live.number
         state["added"] = live.added
         with index.integrity.all_whole():
-            rows = _Rows(index, live, pace)
-            shape = _shape_of(index, rows, thresholds or Thresholds(), report)
+            rows = LeftRowsAtPace(index, live, pace)
+            elsewhere = partial(shape_elsewhere, rows, live.number, out=writer.directory / "shape", stopping=stopping)
+            shape = _shape(rows, thresholds or Thresholds(), elsewhere if apart else None, report)
             lists, table, state["order"] = _write_lists(writer, rows, shape, report)
         _write_model(index, writer, None if shape is None else shape.centroids)
         nlist = len(table)
@@ -132,7 +132,7 @@ def compact(
             **index.manifest.notes,
             "source": "build" if index.manifest.notes.get("source") == "build" else "compact",
             "changes": live.number,
-            "rows_per_list": _rows_per_list(index),
+            "rows_per_list": rows_per_list(index),
             "lineage": index.manifest.notes.get("lineage", index.fingerprint),
             "compacted": index.fingerprint,
             "came": 0 if live.added is None else live.added.count,
@@ -184,77 +184,17 @@ def _look_again(index: IVFIndex) -> None:
         )
 
 
-class _Pace:
-    """Sleeps, so that work takes no more than a share of the time."""
-
-    def __init__(self, share: float, stopping: Callable[[], bool]) -> None:
-        self._share, self._stopping = share, stopping
-        self._began = time.monotonic()
-
-    def rest(self) -> None:
-        """After some work.
-
-        Raises:
-            BuildError: it shall stop.
-        """
-        if self._stopping():
-            raise BuildError("the compaction was stopped; everything is as it was")
-        now = time.monotonic()
-        if self._share < 1:
-            with usual_switch_interval():
-                time.sleep(min(5.0, (now - self._began) * (1 / self._share - 1)))
-        self._began = time.monotonic()
-
-
-class _Rows(LeftRows):
-    """The rows that are left, read at a pace."""
-
-    def __init__(self, index: IVFIndex, live: LiveRows, pace: _Pace) -> None:
-        super().__init__(index, live)
-        self.pace = pace
-
-    def decoded(self) -> Iterator[tuple[int, F32]]:
-        """(list, (n, d) float32) of each."""
-        codec, nbytes = self.index.device_codec(), 0
-        assert codec is not None
-        for list_id in range(self.index.nlist):
-            codes = self.of(list_id)[0]
-            yield list_id, codec.decode(codes, self.index.centroids[list_id])
-            nbytes += codes.nbytes
-            if nbytes > _CHUNK_BYTES:
-                nbytes = 0
-                self.pace.rest()
-
-
-def _shape_of(index: IVFIndex, rows: _Rows, thresholds: Thresholds, report: Progress) -> Shape | None:
-    """None: lists stay as they are."""
-    if keeps_lists(index) or rows.changed.sum() <= _LITTLE * max(int(rows.sizes.sum()), 1):
-        return None
-    report("reshape", 0, 3)
-    passes = 0
-
-    def decoded() -> Iterator[tuple[int, F32]]:
-        nonlocal passes
-        passes = min(passes + 1, 3)
-        yield from rows.decoded()
-        report("reshape", passes, 3)
-
-    return reshape(
-        decoded,
-        np.array(index.centroids),
-        rows.sizes,
-        rows.changed,
-        rows.sizes > 1.5 * index.list_sizes,
-        mean=max(1.0, _rows_per_list(index)),
-        inner_product=index.metric == "ip",
-        thresholds=thresholds,
-        seed=index.generation,
-    )
-
-
-def _rows_per_list(index: IVFIndex) -> float:
-    """When it was built."""
-    return float(index.manifest.notes.get("rows_per_list", index.count / index.nlist))
+def _shape(
+    rows: LeftRowsAtPace,
+    thresholds: Thresholds,
+    elsewhere: Callable[[Thresholds], Shape | None] | None,
+    report: Progress,
+) -> Shape | None:
+    found = None
+    if elsewhere is not None and reshapes(rows):
+        with usual_switch_interval():
+            found = elsewhere(thresholds)
+    return shape_of(rows, thresholds, report) if found is None else found
 
 
 def _is_same(shape: Shape, nlist: int) -> bool:
@@ -262,10 +202,10 @@ def _is_same(shape: Shape, nlist: int) -> bool:
 
 
 def _write_lists(
-    writer: GenerationWriter, rows: _Rows, shape: Shape | None, report: Progress
+    writer: GenerationWriter, rows: LeftRowsAtPace, shape: Shape | None, report: Progress
 ) -> tuple[OutFile, I64, I64]:
-    """The file, its table, and where each of its rows was: (count, 2) int64 old list and position, as :meth:`_Rows.of`
-    says it, in the order of the lists."""
+    """The file, its table, and where each of its rows was: (count, 2) int64 old list and position, as
+    :meth:`LeftRows.of` says it, in the order of the lists."""
     index = rows.index
     assigned: I32 = shape.lists if shape is not None else np.repeat(np.arange(index.nlist, dtype=np.int32), rows.sizes)
     nlist = index.nlist if shape is None else len(shape.centroids)
@@ -280,7 +220,7 @@ def _write_lists(
         at += len(ids)
         parts.append((codes, ids))
         nbytes += codes.nbytes
-        if nbytes > _CHUNK_BYTES or list_id + 1 == index.nlist:
+        if nbytes > CHUNK_BYTES or list_id + 1 == index.nlist:
             codes, ids = (np.concatenate(each) for each in zip(*parts, strict=True))
             extents.add(assigned[begun:at].astype(np.int64), codes, ids)
             begun, parts, nbytes = at, [], 0

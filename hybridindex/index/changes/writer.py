@@ -146,7 +146,7 @@ class IndexWriter:
     def compact(self, progress: Progress | None = None, *, share: float = 1.0) -> Compaction | None:
         """See :func:`hybridindex.index.changes.compact.compact`; one at a time."""
         with self._compacting, self._claim.held(WAIT_S), short_switch_interval():
-            done = compact(self.newest, progress=progress, share=share, stopping=self._closed.is_set)
+            done = compact(self.newest, progress=progress, share=share, apart=share < 1, stopping=self._closed.is_set)
             if done is not None:
                 with self._opening:
                     self._adopt(done.index)

@@ -357,10 +357,11 @@ class LiveStore:
 
         ``blocking``: False: nothing is looked for while somebody writes.
         """
-        if self._successor is None:
-            name = current_name(self.folder.parent)
-            if name is not None and name != self.folder.name:
-                self._find_successor(self.folder.parent / name)
+        name = None if self.is_sole_writer else current_name(self.folder.parent)
+        if self._successor is None and name is not None and name != self.folder.name:
+            self._find_successor(self.folder.parent / name)
+        elif self._successor is not None and name == self.folder.name:
+            self._return()
         if (successor := self._successor) is not None:
             successor._look(blocking=blocking)
         elif self._writing.acquire(blocking=blocking):
@@ -375,6 +376,15 @@ class LiveStore:
                 successor._lead(self)
             finally:
                 successor._writing.release()
+
+    def _return(self) -> None:
+        """A rollback made this generation the current one again: its own log says what has changed."""
+        with self._writing:
+            successor, self._successor, self._is_behind = self._successor, None, False
+            if successor is not None:
+                successor._followers.discard(self)
+                self._place = LogPlace(0, self._first, 0)
+                self._read_all()
 
     def _find_successor(self, folder: Path) -> None:
         """What is current now, if this generation was compacted into it."""

@@ -420,3 +420,54 @@ def test_an_index_may_be_emptied_and_filled_again(tmp_path, options):
             assert np.array_equal(found.ids[:, 0], np.arange(N, N + 50))
             index.compact()
         assert index.count == len(MORE)
+
+
+def test_after_a_rollback_the_old_generation_takes_changes_again(tmp_path):
+    path = hx.build(clustered(N, seed=1), tmp_path / "i", nlist=NLIST, metric="l2").path
+    with hx.open(path) as index, hx.open(path) as old, old.router() as router:
+        index.add(MORE[:100])
+        index.compact()
+        index.add(MORE[100:103])
+        assert old.n_live == index.n_live == N + 103
+        hx.rollback(path, force=True)
+        with hx.open(path) as again:
+            assert again.ivf.generation == 1
+            assert again.n_live == N + 100
+            assert again.add(MORE[200:202]).tolist() == [N + 100, N + 101]
+            assert np.isin([N + 100, N + 101], router.search(MORE[200:202], 2, NLIST).ids).all()
+
+
+def test_another_process_shapes_lists_as_this_one_would(tmp_path, monkeypatch, caplog):
+    from hybridindex.index.changes import compact as compact_module
+
+    shapes = []
+
+    def noted(elsewhere):
+        def call(*given, **named):
+            shapes.append(elsewhere(*given, **named))
+            return shapes[-1]
+
+        return call
+
+    monkeypatch.setattr(compact_module, "shape_elsewhere", noted(compact_module.shape_elsewhere))
+    made = []
+    for apart in (True, False):
+        with hx.build(clustered(N, seed=1), tmp_path / f"{apart}", nlist=NLIST, metric="l2") as index:
+            index.add(clustered(1500, seed=5, offset=4.0))
+            index.delete(np.arange(0, N, 3))
+            index.upsert(MORE[:40], np.arange(N, N + 80, 2))
+            done = compact(index.ivf, apart=apart)
+            made.append(
+                (np.array(done.index.centroids), [done.index.list_ids(i).tolist() for i in range(done.index.nlist)])
+            )
+            done.index.close()
+    assert shapes[0] is not None
+    assert np.array_equal(made[0][0], made[1][0])
+    assert made[0][1] == made[1][1]
+    # Where none can be started, or it fails, this one does it.
+    for broken in ("/no/such/python", "/bin/false"):
+        monkeypatch.setattr("hybridindex.index.changes.shape_process.sys.executable", broken)
+        with hx.build(clustered(N, seed=1), tmp_path / broken.strip("/"), nlist=NLIST, metric="l2") as index:
+            index.add(MORE)
+            compact(index.ivf, apart=True).index.close()
+            assert shapes[-1] is None
