@@ -14,13 +14,16 @@ FUZZ_SECONDS ?= 30
 # Of make machine: how many, and which.
 EXAMPLES ?= 500
 SEED ?= 1
+# Of make simulate: how long, and kills of real processes after that.
+SECONDS ?= 600
+KILLS ?= 500
 # Worker processes: one a core, four at most. A worker that is done takes tests from the others; neighbours, which share
 # fixtures, stay together.
 PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep machine test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz bench figures clean
+.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -28,9 +31,10 @@ help:
 	@echo "make test         install into .venv and run the whole test suite in parallel; PYTEST_ARGS narrows it"
 	@echo "make deep         the property tests with ten times the examples"
 	@echo "make machine      a daemon under kills, lost stores and full disks: EXAMPLES=500 SEED=1; an hour"
+	@echo "make simulate     changes of an index under kills, power cuts and a faulty disk: SECONDS=600 KILLS=500 SEED=1"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
-	@echo "make test-ecosystem  the retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
+	@echo "make test-ecosystem  stores and retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -67,6 +71,12 @@ deep: $(VENV)/.test
 # The state machine over the daemon alone, and the faults that it must find.
 machine: $(VENV)/.test
 	HYBRIDINDEX_MACHINE=$(EXAMPLES) $(BIN)/python -m pytest -s --hypothesis-seed=$(SEED) tests/durability/machine $(PYTEST_ARGS)
+
+# Writers, compaction, readers and kills, on a disk that loses and tears what was not synced; then kill -9 of processes.
+simulate: $(VENV)/.test
+	@mkdir -p build
+	$(BIN)/python -m tests.simulation.changes --seconds $(SECONDS) --seed $(SEED) --json build/simulate.json
+	$(BIN)/python -W ignore -m tests.durability.crasher --kills $(KILLS) --seed $(SEED) --json build/crasher.json
 
 # Before a commit. Types are checked beside the tests: seconds where mypy ran before.
 check: $(VENV)/.test

@@ -1,4 +1,5 @@
-"""A Haystack component over a :class:`hybridindex.rag.Retriever`. Needs the extra ``haystack``.
+"""Haystack: a component over a :class:`hybridindex.rag.Retriever`; the document store is in
+:mod:`hybridindex.integrations.haystack_store`. Needs the extra ``haystack``.
 
 ::
 

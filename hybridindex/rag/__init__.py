@@ -4,6 +4,7 @@ A pipeline needs a :class:`Retriever` (a router or a daemon's client, an embedde
 (any OpenAI-compatible server, or a recorded trace). Needs the extra ``client`` (httpx) for a server. See docs/rag.md.
 """
 
+from hybridindex.rag.collection import Collection, Hit, Item
 from hybridindex.rag.documents import Document, DocumentsInfo, DocumentStore, write_documents
 from hybridindex.rag.embedders import EmbedderOptions, OpenAIEmbedder, SentenceEmbedder, open_embedder
 from hybridindex.rag.generator import Generator, OpenAIGenerator, Sampling
@@ -18,12 +19,15 @@ __all__ = [
     "PIPELINES",
     "Answer",
     "CenteredEmbedder",
+    "Collection",
     "Document",
     "DocumentStore",
     "DocumentsInfo",
     "Embedder",
     "EmbedderOptions",
     "Generator",
+    "Hit",
+    "Item",
     "OpenAIEmbedder",
     "OpenAIGenerator",
     "Passage",

@@ -1,4 +1,5 @@
-"""The document store: texts of passages under the ids of an index, in one SQLite file that serving only reads.
+"""The document store: texts of passages under the ids of an index, in one SQLite file. What is written here is only
+read; :mod:`hybridindex.rag.collection` changes texts together with the rows of the index.
 
 Every passage has the offsets of its tokens and the id of the passage that follows it in its document, so that PipeRAG
 can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Embeds and searches
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
 import numpy as np
@@ -28,10 +30,14 @@ from hybridindex.types import F32
 
 __all__ = [
     "DOCUMENTS_FILE",
+    "LIVE_VERSION",
+    "MAX_TEXT",
     "Document",
     "DocumentStore",
     "DocumentsInfo",
     "StoredPassage",
+    "is_live",
+    "passage_rows",
     "tokens_of_store",
     "write_documents",
 ]
@@ -39,6 +45,12 @@ __all__ = [
 #: In the folder of an index, or in that of the generation that it belongs to, with a link in that of the index.
 DOCUMENTS_FILE = "documents.sqlite"
 _FORMAT, _VERSION = b"hybridindex-documents", 1
+#: Of a store that changes with its index.
+LIVE_VERSION = 2
+#: Where the header of a SQLite file says that it has a write-ahead log, and how.
+_WAL_AT, _WAL = 18, 2
+#: How long a reader waits for a store that is being recovered.
+_WAIT_S = 30.0
 #: Longest text of one passage, in characters.
 MAX_TEXT = 1 << 20
 _BATCH = 2048
@@ -96,12 +108,17 @@ def write_documents(
 
     Raises:
         InvalidInputError: an id twice or negative, a text too long, a lead beyond its text, a mean of another shape.
-        DocumentStoreError: the file cannot be written.
+        DocumentStoreError: the file cannot be written, or changes with its index.
     """
     if mean is not None and mean.shape != (dim,):
         raise InvalidInputError(f"mean has shape {mean.shape}; expected ({dim},)")
     # A link leads into the generation that the store belongs to.
     path = path.resolve()
+    if filesystem.is_file(path) and is_live(path):
+        raise DocumentStoreError(
+            f"{path} changes with its index, and cannot be written anew beside it; change it by "
+            "hybridindex.rag.collection, or build the index anew (ingest --rebuild)"
+        )
     try:
         with (
             filesystem.replacing(path) as draft,
@@ -116,7 +133,7 @@ def write_documents(
                 " successor INTEGER, lead INTEGER NOT NULL, starts BLOB NOT NULL);"
                 "BEGIN;"
             )
-            rows = _rows(documents, token_starts)
+            rows = passage_rows(documents, token_starts)
             count = db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?)", rows).rowcount
             about = {
                 "format": _FORMAT,
@@ -139,9 +156,10 @@ def write_documents(
     return max(0, count)
 
 
-def _rows(
+def passage_rows(
     documents: Iterable[Document], token_starts: TokenStarts
 ) -> Iterator[tuple[int, str, str, int | None, int, bytes]]:
+    """Rows of the table of passages. Raises InvalidInputError: names the document."""
     stream = iter(documents)
     while batch := list(itertools.islice(stream, _BATCH)):
         for document in batch:
@@ -172,8 +190,18 @@ class StoredPassage:
     starts: npt.NDArray[np.unsignedinteger]
 
 
+def is_live(path: Path) -> bool:
+    """Whether a file is a database that changes while it is read. Raises FileError."""
+    with filesystem.open_for_reading(path) as file:
+        header = file.read(_WAL_AT + 1)
+    return len(header) > _WAL_AT and header[_WAL_AT] == _WAL
+
+
 class DocumentStore:
-    """A store opened for reading. Any thread; close it once. A file that is open may only be replaced by rename."""
+    """A store opened for reading. Any thread; close it once. A file that is open may only be replaced by rename.
+
+    Of a store that changes with its index, each call reads what is there then.
+    """
 
     def __init__(self, path: Path) -> None:
         """
@@ -182,26 +210,52 @@ class DocumentStore:
         """
         self._path = path
         self._lock = threading.Lock()
+        self._closed = False
         try:
             is_there = filesystem.is_file(path)
         except FileError as error:
             raise DocumentStoreError(str(error)) from error
         if not is_there:
             raise DocumentStoreError(f"{path} does not exist; expected a document store (write_documents makes one)")
-        # Immutable: no locks, no journal, nothing written beside it.
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        self._open()
+
+    def _open(self) -> None:
         try:
-            with filesystem.performing("sqlite", path):
-                self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            #: Whether texts come and go while it is open.
+            self.is_live = is_live(self._path)
+            self._db = self._connect(immutable=not self.is_live)
+            found = filesystem.stat(self._path)
         except FileError as error:
             raise DocumentStoreError(str(error)) from error
         except sqlite3.Error as error:
-            raise DocumentStoreError(f"{path} cannot be opened ({error}): {_RIGHT}; or {_DISK}") from error
+            raise DocumentStoreError(f"{self._path} cannot be opened ({error}): {_RIGHT}; or {_DISK}") from error
+        self._file = (found.st_dev, found.st_ino)
         try:
             self.info = self._read_info()
         except BaseException:
             self._db.close()
             raise
+
+    def _connect(self, *, immutable: bool) -> sqlite3.Connection:
+        # Immutable: no locks, no journal, nothing written beside it.
+        end = "&immutable=1" if immutable else ""
+        uri = f"file:{quote(str(self._path.resolve()))}?mode=ro{end}"
+        with filesystem.performing("sqlite", self._path):
+            db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=_WAIT_S)
+        if immutable:
+            return db
+        try:
+            db.execute("SELECT 1 FROM about").fetchone()
+        except sqlite3.OperationalError as error:
+            log = self._path.resolve().with_name(f"{self._path.resolve().name}-wal")
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or (
+                filesystem.exists(log) and filesystem.stat(log).st_size
+            ):
+                return db  # the next call says what is wrong
+            # Nothing can be written beside it, and nobody wrote: all is in the file.
+            db.close()
+            return self._connect(immutable=True)
+        return db
 
     def _read_info(self) -> DocumentsInfo:
         try:
@@ -213,9 +267,10 @@ class DocumentStore:
                 f"{self._path} is not a document store, or is damaged ({error}): write it anew"
             ) from error
         try:
-            if about["format"] != _FORMAT or int(about["version"]) != _VERSION:
+            if about["format"] != _FORMAT or int(about["version"]) not in (_VERSION, LIVE_VERSION):
                 raise DocumentStoreError(
                     f"{self._path} is {about['format']!r} version {about['version']!r}; expected {_FORMAT!r} {_VERSION}"
+                    f" or {LIVE_VERSION}"
                 )
             dim = int(about["dim"])
             mean = np.frombuffer(about["mean"], dtype="<f4").astype(np.float32) if about["mean"] else None
@@ -232,9 +287,10 @@ class DocumentStore:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise DocumentStoreError(f"{self._path} is damaged: {error!r} in its table 'about'") from error
 
-    def check_index(self, fingerprint: str) -> None:
-        """Raises DocumentStoreError where the store was written for another index than ``fingerprint`` names."""
-        if fingerprint != self.info.index_fingerprint:
+    def check_index(self, fingerprint: str, lineage: str | None = None) -> None:
+        """Raises DocumentStoreError where the store was written for another index than ``fingerprint`` names, or, of
+        one that was compacted, than its ``lineage``."""
+        if self.info.index_fingerprint not in (fingerprint, lineage):
             raise DocumentStoreError(
                 f"{self._path} belongs to index {self.info.index_fingerprint}, this is index {fingerprint}; "
                 "write it anew from the texts of this index"
@@ -246,17 +302,45 @@ class DocumentStore:
         Raises:
             DocumentStoreError: an id without a passage, or a damaged file.
         """
-        wanted = sorted({int(i) for i in ids})
-        found: dict[int, StoredPassage] = {}
-        for start in range(0, len(wanted), _ASKED):
-            part = wanted[start : start + _ASKED]
-            found |= {p.document.id: p for p in self._select(f"WHERE id IN ({','.join('?' * len(part))})", part)}
-        for one in wanted:
+        found = self.find(ids)
+        for one in sorted({int(i) for i in ids}):
             if one not in found:
                 raise DocumentStoreError(
                     f"{self._path} has no passage {one}; it was written for another index, or for part of one"
                 )
         return found
+
+    def find(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
+        """As :meth:`read`, without those that are not there."""
+        self._follow()
+        wanted = sorted({int(i) for i in ids})
+        found: dict[int, StoredPassage] = {}
+        for start in range(0, len(wanted), _ASKED):
+            part = wanted[start : start + _ASKED]
+            found |= {p.document.id: p for p in self._select(f"WHERE id IN ({','.join('?' * len(part))})", part)}
+        return found
+
+    def _follow(self) -> None:
+        """Opens what took the file's place, if it is of the same index: its first change gives it to its lineage."""
+        if self.is_live:
+            return
+        try:
+            found = filesystem.stat(self._path)
+            if (found.st_dev, found.st_ino) == self._file:
+                return
+            newer = DocumentStore(self._path)
+        except (FileError, DocumentStoreError):
+            return  # what is open stays whole
+        if newer.info.index_fingerprint != self.info.index_fingerprint:
+            newer.close()
+            return
+        with self._lock:
+            if self._closed:
+                newer.close()
+                return
+            before, self._db, self._file = self._db, newer._db, newer._file
+            self.info, self.is_live = newer.info, newer.is_live
+            before.close()
 
     def first(self, count: int) -> list[StoredPassage]:
         """The ``count`` passages of lowest id; fewer where there are fewer. Raises DocumentStoreError."""
@@ -283,9 +367,10 @@ class DocumentStore:
     def close(self) -> None:
         """Closing twice is harmless."""
         with self._lock:
+            self._closed = True
             self._db.close()
 
-    def __enter__(self) -> DocumentStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError, ServiceError
-from hybridindex.rag.documents import DocumentStore, tokens_of_store
+from hybridindex.rag.documents import DocumentStore, StoredPassage, tokens_of_store
 from hybridindex.rag.records import Passage
 from hybridindex.rag.tokens import TokenStarts, word_starts
 from hybridindex.types import F32, SearchResult
@@ -223,17 +223,21 @@ class Retriever:
         return vectors.astype(np.float32, copy=False)
 
     def passages_of(self, result: SearchResult) -> list[list[Passage]]:
-        """The passages of each query, best first; empty places left out.
+        """The passages of each query, best first; empty places, and what was deleted meanwhile, left out.
 
         Raises:
             DocumentStoreError: an id without a passage.
         """
-        texts = self.documents.read(result.ids[result.ids >= 0].tolist()) if self.documents is not None else {}
-        found = []
+        documents, found = self.documents, []
+        texts: Mapping[int, StoredPassage] = {}
+        if documents is not None:
+            # What was deleted since the search has no text any more.
+            read = documents.find if documents.is_live else documents.read
+            texts = read(result.ids[result.ids >= 0].tolist())
         for ids, scores, used in zip(result.ids, result.distances, result.nprobe_used, strict=True):
             row = []
             for number, score in zip(ids.tolist(), scores.tolist(), strict=True):
-                if number < 0:
+                if number < 0 or (documents is not None and number not in texts):
                     continue
                 document = texts[number].document if number in texts else None
                 row.append(

@@ -42,6 +42,8 @@ def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> 
         successor = stored.document.successor
         if len(tokens) >= staleness + length or successor is None:
             break
+        if documents.is_live and successor not in documents.find([successor]):
+            break  # it was deleted, and what came before it still names it
         stored = documents.read([successor])[successor]
         # Tokens include the white space after them, but a passage ends without any.
         if tokens:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.errors import BuildError, CorruptIndexError, UnreadableIndexError
+from hybridindex.errors import BuildError, CorruptIndexError, SupersededError, UnreadableIndexError
 from hybridindex.index.attributes.columns import schema_of
 from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.changes.reshape import Shape, Thresholds
-from hybridindex.index.changes.shape import CHUNK_BYTES, LeftRowsAtPace, Pace, reshapes, rows_per_list, shape_of
+from hybridindex.index.changes.shape import CHUNK_BYTES, LeftRowsAtPace, Pace, nlist_ratio, reshapes, shape_of
 from hybridindex.index.changes.shape_process import shape_elsewhere
 from hybridindex.index.changes.write import largest_id, refuse_unwritable, takes_rows
 from hybridindex.index.compress import compress
@@ -37,7 +37,7 @@ from hybridindex.index.opening import open_generation
 from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.storage.beside import carry_shared
 from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
-from hybridindex.index.storage.generation import GenerationWriter, OutFile
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, current_name
 from hybridindex.index.storage.lists import ExtentWriter
 from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE
 from hybridindex.processes import usual_switch_interval
@@ -117,6 +117,11 @@ def compact(
     _look_again(index)
     with index.live.keeping_log(), writing as writer:
         live = index.live.read_now()
+        if index.live.is_superseded or current_name(index.path) != index.integrity.folder.name:
+            # Another process compacted it before this one had the locks: what was logged since is not in its log.
+            raise (SupersededError if index.live.is_superseded else BuildError)(
+                f"{index.integrity.folder.name} of {index.path} was replaced; open the index again, and compact that"
+            )
         if live is None:
             return None
         state["number"] = live.number
@@ -132,14 +137,14 @@ def compact(
             **index.manifest.notes,
             "source": "build" if index.manifest.notes.get("source") == "build" else "compact",
             "changes": live.number,
-            "rows_per_list": rows_per_list(index),
+            "nlist_ratio": nlist_ratio(index),
             "lineage": index.manifest.notes.get("lineage", index.fingerprint),
             "compacted": index.fingerprint,
             "came": 0 if live.added is None else live.added.count,
             "largest_id": largest_id(index, live.added),
             "parents": None if shape is None or _is_same(shape, index.nlist) else shape.parents.tolist(),
         }
-        spec = dataclasses.replace(index.manifest, nprobe=min(index.nprobe, nlist), notes=notes)
+        spec = dataclasses.replace(index.manifest, nprobe=_same_part(index.nprobe, index.nlist, nlist), notes=notes)
         try:
             manifest = commit_generation(writer, lists, table, spec, progress=report)
         except BaseException:
@@ -195,6 +200,11 @@ def _shape(
         with usual_switch_interval():
             found = elsewhere(thresholds)
     return shape_of(rows, thresholds, report) if found is None else found
+
+
+def _same_part(nprobe: int, before: int, nlist: int) -> int:
+    """As large a part of the lists as ``nprobe`` was."""
+    return max(1, min(nlist, round(nprobe * nlist / before)))
 
 
 def _is_same(shape: Shape, nlist: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hybridindex.errors import BuildError
+from hybridindex.index.build import default_nlist
 from hybridindex.index.changes.reshape import Shape, Thresholds, reshape
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.convert import keeps_lists
@@ -17,7 +18,7 @@ from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.processes import usual_switch_interval
 from hybridindex.types import F32
 
-__all__ = ["CHUNK_BYTES", "LeftRowsAtPace", "Pace", "reshapes", "rows_per_list", "shape_of"]
+__all__ = ["CHUNK_BYTES", "LeftRowsAtPace", "Pace", "nlist_ratio", "reshapes", "shape_of"]
 
 #: Rows are read and written so many bytes at a time.
 CHUNK_BYTES = 16 << 20
@@ -92,13 +93,18 @@ def shape_of(rows: LeftRowsAtPace, thresholds: Thresholds, report: Progress = no
         rows.sizes,
         rows.changed,
         rows.sizes > 1.5 * index.list_sizes,
-        mean=max(1.0, rows_per_list(index)),
+        mean=_rows_per_list(index, max(1, int(rows.sizes.sum()))),
         inner_product=index.metric == "ip",
         thresholds=thresholds,
         seed=index.generation,
     )
 
 
-def rows_per_list(index: IVFIndex) -> float:
-    """When it was built."""
-    return float(index.manifest.notes.get("rows_per_list", index.count / index.nlist))
+def nlist_ratio(index: IVFIndex) -> float:
+    """How many lists it was built with, in multiples of the usual number."""
+    return float(index.manifest.notes.get("nlist_ratio", index.nlist / default_nlist(max(index.count, 1))))
+
+
+def _rows_per_list(index: IVFIndex, n: int) -> float:
+    """That lists of ``n`` rows should have: an index that grows has longer lists, as one that is built of as many."""
+    return max(1.0, n / max(1.0, nlist_ratio(index) * default_nlist(n)))

@@ -146,7 +146,8 @@ class IndexWriter:
     def compact(self, progress: Progress | None = None, *, share: float = 1.0) -> Compaction | None:
         """See :func:`hybridindex.index.changes.compact.compact`; one at a time."""
         with self._compacting, self._claim.held(WAIT_S), short_switch_interval():
-            done = compact(self.newest, progress=progress, share=share, apart=share < 1, stopping=self._closed.is_set)
+            options: dict[str, Any] = {"progress": progress, "share": share, "apart": share < 1}
+            done = self._on_newest(lambda index: compact(index, stopping=self._closed.is_set, **options))
             if done is not None:
                 with self._opening:
                     self._adopt(done.index)

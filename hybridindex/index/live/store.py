@@ -27,7 +27,7 @@ from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
 from hybridindex.index.log.change_log import CHANGE_LOG, LogFile, LogPart, LogPlace, LogState
-from hybridindex.index.storage.generation import current_name, log_lock
+from hybridindex.index.storage.generation import current_name, log_lock, other_generations
 from hybridindex.index.storage.manifest import LISTS_FILE, MANIFEST_FILE, Manifest, parse_manifest
 
 __all__ = ["LOOK_AGAIN_S", "LiveStore", "Resolve", "lineage", "log_file", "open_live"]
@@ -184,7 +184,8 @@ class LiveStore:
             if not ticket.settled:
                 self._commit_waiting()
         if isinstance(ticket.error, _ReplacedError):
-            self._look()
+            # By a compaction of this process, too, which has not told yet.
+            self._look(asks=True)
             raise (SupersededError if self._successor is not None else BuildError)(
                 f"{self.folder.name} of {self.folder.parent} was replaced; open the index again, and repeat it"
             )
@@ -227,18 +228,23 @@ class LiveStore:
 
     def follow(self, successor: LiveStore) -> None:
         """This generation was compacted into another one."""
+        self._catch_up(successor)
         with successor._writing:
-            with self._writing:
-                if self._successor is not None:
-                    return
-                if filesystem.exists(self.file.path):
-                    self._read_on()
-                if self._place.number < successor._first:
-                    raise self._lost()
-            successor._lead(self)
-            # Who followed this one follows the other from now on: nobody may search this one any more.
-            for follower in list(self._followers):
-                successor._try_to_tell(follower, ())
+            newer = successor._successor
+            if newer is None:
+                with self._writing:
+                    if self._successor is not None:
+                        return
+                    if filesystem.exists(self.file.path):
+                        self._read_on()
+                    if self._place.number < successor._first:
+                        raise self._lost()
+                successor._lead(self)
+                # Who followed this one follows the other from now on: nobody may search this one any more.
+                for follower in list(self._followers):
+                    successor._try_to_tell(follower, ())
+        if newer is not None:
+            self.follow(newer)
 
     @property
     def is_superseded(self) -> bool:
@@ -351,13 +357,14 @@ class LiveStore:
             state.append(Change(gone=no_ids(), ids=rows[0], lists=rows[1], codes=rows[2], attributes=attributes))
         return state
 
-    def _look(self, *, blocking: bool = True) -> None:
+    def _look(self, *, blocking: bool = True, asks: bool = False) -> None:
         """For changes of other processes, here or in the generation that this one was compacted into. Without the lock:
         that of a newer generation is taken before that of an older one.
 
-        ``blocking``: False: nothing is looked for while somebody writes.
+        ``blocking``: False: nothing is looked for while somebody writes. ``asks``: which generation is the current one,
+        even if nobody else may write.
         """
-        name = None if self.is_sole_writer else current_name(self.folder.parent)
+        name = None if self.is_sole_writer and not asks else current_name(self.folder.parent)
         if self._successor is None and name is not None and name != self.folder.name:
             self._find_successor(self.folder.parent / name)
         elif self._successor is not None and name == self.folder.name:
@@ -451,27 +458,15 @@ class LiveStore:
         self._read_on()
         while (found := self.file.read()).place.number != self._place.number:
             self._read_on()
-        self._tell(follower, found)
+        follower._hear(found, self.number, first=self._first, leader=self)
         self._followers.add(follower)
 
-    def _tell(self, follower: LiveStore, found: LogPart) -> None:
-        """What was read of the whole log."""
-        missing, before = found.after(follower.number), None
-        if missing is None:  # the log was written anew, and says no single changes: from where this generation begins
-            missing, before = found.changes, follower._until(self._first)
-        follower._take_over(missing, found.place.number, before=before, leader=self)
-
     def _try_to_tell(self, follower: LiveStore, what: LogPart | Sequence[Change]) -> None:
-        """What was read of the whole log, or changes that came now. Where it fails, the next look tries again."""
+        """The whole log, or changes that came now. Where it fails, the next look tries again."""
         try:
-            if isinstance(what, LogPart):
-                self._tell(follower, what)
-            elif follower.number + len(what) == self.number:
-                follower._take_over(what, self.number, leader=self)
-            else:
-                self._lead(follower)
+            follower._hear(what, self.number, first=self._first, leader=self)
         except HybridIndexError as error:
-            follower._successor, follower._is_behind, follower._look_again_s = self, True, 0.0
+            follower._look_again_s = 0.0
             _log.error("changes are not seen: %s", error)
         self._followers.add(follower)
 
@@ -479,7 +474,7 @@ class LiveStore:
         """What the log says of the changes until then."""
         found = self.file.read()
         later = found.after(number)
-        if later is None or found.place.number < number:
+        if later is None:
             raise self._lost()
         return found.changes[: len(found.changes) - len(later)]
 
@@ -489,32 +484,53 @@ class LiveStore:
             "index again"
         )
 
-    def _take_over(
-        self,
-        changes: Sequence[Change],
-        number: int,
-        *,
-        before: Sequence[Change] | None = None,
-        leader: LiveStore | None = None,
+    # Without the lock
+
+    def _hear(
+        self, what: LogPart | Sequence[Change], number: int, *, first: int, leader: LiveStore | None = None
     ) -> None:
-        """Changes of the generation that this one follows; ``before``: after these of its own, and no others."""
+        """What a later generation, which has the changes until ``first`` in its lists, says of those until ``number``:
+        its whole log, or the last ones."""
         index = next((each for each in self._indexes if not each.is_closed), None)
         with self._writing:
             if leader is not None:
                 self._successor = leader
-            self._is_behind = index is None
+            self._is_behind = True
             if index is None:  # nobody searches it
                 return
-            state = self._state
-            if before is not None:
-                state = LiveState(*self._shape, keep_max=self._keep_max)
-                for change in before:
-                    state.apply(change)
-            for change in changes:
-                state.apply(converted(change, index))
-            self._state = state
+            state, known = self._state, self._place.number
+            if isinstance(what, LogPart):
+                changes = what.after(known)
+                if changes is None:  # the log was written anew: from where that generation begins
+                    changes, state = what.changes, LiveState(*self._shape, keep_max=self._keep_max)
+                    for change in self._until(first):
+                        state.apply(change)
+            elif known + len(what) == number:
+                changes = list(what)
+            else:
+                return
+            for change in [converted(change, index) for change in changes]:
+                state.apply(change)
+            self._state, self._is_behind = state, False
             self._place = self._place._replace(number=number)
             self._publish()
+
+    def _catch_up(self, successor: LiveStore) -> None:
+        """Reads what generations between this one and ``successor`` have logged, where they are still there."""
+        if self._successor is not None or self.number >= successor._first:
+            return
+        with self._writing:
+            if self._successor is None and filesystem.exists(self.file.path):
+                self._read_on()
+        between = other_generations(self.folder.parent, {self.folder.name, successor.folder.name})
+        for folder in between:
+            if self.folder.name < folder.name < successor.folder.name and self.number < successor._first:
+                with suppress(FileError):  # it is being removed
+                    manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
+                    first = int(manifest.notes.get("changes", 0))
+                    if lineage(manifest) == self._lineage and first <= self.number:
+                        found = log_file(folder, manifest).read()
+                        self._hear(found, found.place.number, first=first)
 
     def _publish(self, changes: Sequence[Change] = ()) -> None:
         # One reference: searches have the old rows or the new ones.

@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import MAX_TEXT, Document
 
-__all__ = ["TextFile"]
+__all__ = ["TextFile", "split_words"]
 
 #: Of a line: a text of ASCII may be escaped.
 _MAX_LINE = 8 * MAX_TEXT
@@ -41,8 +42,8 @@ class TextFile:
             InvalidInputError: the file cannot be read, or a line is no document; names the line.
         """
         number = 0
-        for text, source, given in self._texts():
-            passages = [text] if self.words is None else _split(text, self.words)
+        for text, source, given, _ in self.records():
+            passages = [text] if self.words is None else split_words(text, self.words)
             if given is not None and len(passages) > 1:
                 raise InvalidInputError(
                     f"{self.path} gives the text of id {given} in {len(passages)} passages, which need an id each; "
@@ -54,8 +55,8 @@ class TextFile:
                 yield Document(id=here, text=passage, source=source, successor=successor)
                 number += 1
 
-    def _texts(self) -> Iterator[tuple[str, str, int | None]]:
-        """Text, source and id of each line that is not blank."""
+    def records(self) -> Iterator[tuple[str, str, int | None, dict[str, Any]]]:
+        """Text, source, id and what else there is, of each line that is not blank. Raises InvalidInputError."""
         read = self._from_json if self.path.suffix.lower() == ".jsonl" else _from_line
         with_ids: bool | None = None
         try:
@@ -68,7 +69,7 @@ class TextFile:
                         raise InvalidInputError(f"{self.path}, line {number}, has more than {_MAX_LINE} characters")
                     if not line.strip():
                         continue
-                    text, source, given = read(line, number)
+                    text, source, given, more = read(line, number)
                     if with_ids not in (None, given is not None):
                         raise InvalidInputError(f"{self.path}, line {number}: every line has an id, or none")
                     with_ids = given is not None
@@ -76,11 +77,11 @@ class TextFile:
                         raise InvalidInputError(
                             f"{self.path}, line {number}, has {len(text)} characters; expected {MAX_TEXT} at most"
                         )
-                    yield text, source, given
+                    yield text, source, given, more
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"texts {str(self.path)!r} cannot be read: {error}") from error
 
-    def _from_json(self, line: str, number: int) -> tuple[str, str, int | None]:
+    def _from_json(self, line: str, number: int) -> tuple[str, str, int | None, dict[str, Any]]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -93,14 +94,15 @@ class TextFile:
             raise InvalidInputError(f"{self.path}, line {number}: source is {source!r}; expected a string")
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 63):
             raise InvalidInputError(f"{self.path}, line {number}: id is {given!r}; expected an integer of 0 or more")
-        return text.strip(), source, given
+        more = {name: value for name, value in found.items() if name not in ("text", "source", "id")}
+        return text.strip(), source, given, more
 
 
-def _from_line(line: str, _number: int) -> tuple[str, str, None]:
-    return line.strip(), "", None
+def _from_line(line: str, _number: int) -> tuple[str, str, None, dict[str, Any]]:
+    return line.strip(), "", None, {}
 
 
-def _split(text: str, most: int) -> list[str]:
+def split_words(text: str, most: int) -> list[str]:
     """Passages of ``most`` words at most, ending with a sentence where one ends in their second half."""
     words = text.split()
     passages, start = [], 0

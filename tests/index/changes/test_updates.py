@@ -471,3 +471,17 @@ def test_another_process_shapes_lists_as_this_one_would(tmp_path, monkeypatch, c
             index.add(MORE)
             compact(index.ivf, apart=True).index.close()
             assert shapes[-1] is None
+
+
+def test_an_index_that_began_small_grows_as_one_that_is_built(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((4000, 16)).astype(np.float32)
+    with hx.build(rows[:10], tmp_path / "i", metric="l2") as index:
+        assert index.nlist == 1
+        for stop in (100, 1000, 4000):
+            index.add(rows[index.n_live : stop])
+            index.compact()
+        with hx.build(rows, tmp_path / "j", metric="l2") as built:
+            assert built.nlist / 2 < index.nlist < 2 * built.nlist
+        right = index.search(rows[:50], 10, index.nlist).ids
+        found = index.search(rows[:50], 10).ids
+        assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, right, strict=True)]) > 8

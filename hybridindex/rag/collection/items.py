@@ -1,0 +1,154 @@
+"""What a collection holds: texts with their metadata, and which of the metadata the index can filter by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.index.attributes.columns import ATTRIBUTE_KINDS, need, schema_of
+from hybridindex.rag.documents import Document
+
+__all__ = ["Hit", "Item", "as_stream", "check_columns", "column_values", "metadata_json", "moment_of", "of_stream"]
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A text and what belongs to it."""
+
+    text: str
+    #: Of the caller; unique. None: the row id alone names it.
+    key: str | None = None
+    #: Row of the index; None: that of the key, or a new one.
+    id: int | None = None
+    source: str = ""
+    #: What it is a part of: a document, a file. Parts of one can be found and deleted together.
+    ref: str = ""
+    #: Of the text, for who compares versions; empty: none.
+    digest: bytes = b""
+    #: Anything that JSON can say. Keys that are columns of the index are filtered there.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Row of the passage that follows in the same document.
+    successor: int | None = None
+
+    def document(self, row: int) -> Document:
+        return Document(id=row, text=self.text, source=self.source, successor=self.successor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One result of a search."""
+
+    item: Item
+    #: As the index has it: larger is nearer for "ip", smaller for "l2".
+    score: float
+    nprobe_used: int
+
+
+def check_columns(columns: Mapping[str, str]) -> dict[str, str]:
+    """Raises InvalidInputError: a kind that no attribute has; names the column."""
+    for name, kind in columns.items():
+        if kind not in ATTRIBUTE_KINDS:
+            raise InvalidInputError(f"column {name!r} is {kind!r}; expected one of {', '.join(ATTRIBUTE_KINDS)}")
+    return dict(columns)
+
+
+def column_values(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A pyarrow table with a record for each row: the metadata that are columns; None where there are no columns.
+
+    Raises:
+        InvalidInputError: a value of another kind than its column; names both.
+    """
+    if not columns:
+        return None
+    pa = need("pyarrow")
+    schema = schema_of(columns)
+    arrays = []
+    for each in schema:
+        kind = columns[each.name]
+        arrays.append(pa.array([_fitting(each.name, kind, row.get(each.name)) for row in rows], type=each.type))
+    return pa.table(arrays, schema=schema)
+
+
+def as_stream(table: Any) -> bytes:
+    """A pyarrow table as bytes; empty for None."""
+    if table is None:
+        return b""
+    pa = need("pyarrow")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def of_stream(stream: bytes) -> Any:
+    """The opposite of :func:`as_stream`."""
+    return need("pyarrow").ipc.open_stream(stream).read_all() if stream else None
+
+
+def _fitting(name: str, kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "int" and is_number and isinstance(value, int) and value in _INT64:
+        return value
+    if kind == "float" and is_number:
+        return float(value)
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "string" and isinstance(value, str):
+        return value
+    if kind == "timestamp" and (moment := moment_of(value)) is not None:
+        return moment
+    if kind == "list of strings" and isinstance(value, list | tuple | set) and all(isinstance(v, str) for v in value):
+        return list(value)
+    raise InvalidInputError(f"metadata {name!r} is {value!r}; the index has a column of that name, which holds {kind}")
+
+
+def moment_of(value: Any) -> datetime | None:
+    """A time with a zone (UTC where it has none); None where it is no time."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        return None
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+
+
+def metadata_json(metadata: Mapping[str, Any]) -> str:
+    """
+    Raises:
+        InvalidInputError: JSON cannot say it; names the key.
+    """
+    try:
+        return json.dumps(dict(metadata), ensure_ascii=False, allow_nan=True, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        for key, value in metadata.items():
+            try:
+                json.dumps({key: value}, default=_plain)
+            except (TypeError, ValueError, RecursionError):
+                raise InvalidInputError(f"metadata {key!r} is {type(value).__name__}, not JSON: {error}") from None
+        raise InvalidInputError(f"metadata is not JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Of what JSON has no word for: times as ISO 8601, sets as lists, numpy's numbers as numbers."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if hasattr(value, "item") and not isinstance(found := value.item(), type(value)):
+        if isinstance(found, float) and not math.isfinite(found):
+            raise TypeError(f"{value!r} is no number of JSON")
+        return found
+    raise TypeError(f"a {type(value).__name__} is not JSON")

@@ -1,0 +1,217 @@
+"""From a file to chunks of text: what becomes passages."""
+
+from __future__ import annotations
+
+import hashlib
+import html.parser
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.rag.documents import MAX_TEXT
+from hybridindex.rag.ingest.sources import Source
+from hybridindex.rag.ingest.texts import TextFile, split_words
+
+__all__ = ["Chunk", "Reading", "read_chunks"]
+
+#: Words of a chunk of what is one long text, where nothing else is said.
+_WORDS = 200
+#: A change of how files are read makes all chunks anew.
+_READER = 1
+_PARQUET_ROWS = 1024
+_HEADING = re.compile(r"#{1,6}\s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How files become chunks."""
+
+    #: Most words of a chunk; None: lines and records are one each, longer texts have 200.
+    words: int | None = None
+    #: Whether a line of a text file is a text of its own; None: of files that were named, not of those in folders.
+    lines: bool | None = None
+
+    def of_lines(self, source: Source) -> bool:
+        return source.kind == "text" and (source.is_named if self.lines is None else self.lines)
+
+    def said(self, source: Source) -> str:
+        """What chunks of a source depend on, beside its bytes."""
+        return json.dumps({"reader": _READER, "words": self.words, "lines": self.of_lines(source)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    text: str
+    #: Where it is from, for readers.
+    source: str = ""
+    #: Given by the file.
+    id: int | None = None
+    #: Whether it goes on where the chunk before it ended.
+    continues: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> bytes:
+        """Of all that an index keeps of it."""
+        said = json.dumps([self.text, self.source, self.metadata], sort_keys=True, default=str)
+        return hashlib.blake2b(said.encode(), digest_size=16).digest()
+
+
+def read_chunks(source: Source, reading: Reading) -> Iterator[Chunk]:
+    """Chunks in the order of the file.
+
+    Raises:
+        InvalidInputError: it cannot be read as what its name says; names it.
+        MissingDependencyError: what reads PDF or Parquet is not installed.
+    """
+    try:
+        if source.kind == "jsonl" or reading.of_lines(source):
+            yield from _records(source, TextFile(path=source.path, words=reading.words).records(), reading.words)
+        elif source.kind == "parquet":
+            yield from _records(source, _rows(source), reading.words)
+        elif source.kind == "pdf":
+            yield from _of_pages(source, reading.words or _WORDS)
+        else:
+            text = filesystem.read_text(source.path, encoding="utf-8-sig")
+            text = _text_of(text) if source.kind == "html" else text
+            yield from _of_text(source, text, reading.words or _WORDS, {})
+    except (FileError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"texts {source.name!r} cannot be read: {error}") from error
+
+
+def _records(
+    source: Source, records: Iterator[tuple[str, str, int | None, dict[str, Any]]], words: int | None
+) -> Iterator[Chunk]:
+    for text, label, given, metadata in records:
+        parts = [text] if words is None else split_words(text, words)
+        if given is not None and len(parts) > 1:
+            raise InvalidInputError(
+                f"{source.path} gives the text of id {given} in {len(parts)} passages, which need an id each; "
+                "leave ids out, or do not split (--words)"
+            )
+        for place, part in enumerate(parts):
+            yield Chunk(text=part, source=label, id=given, continues=place > 0, metadata=metadata)
+
+
+def _rows(source: Source) -> Iterator[tuple[str, str, int | None, dict[str, Any]]]:
+    """Of a Parquet file with a column ``text``, and maybe ``id`` and ``source``."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingDependencyError(f"Parquet files need pyarrow: {how_to_install('formats')}") from error
+    at = 0
+    with filesystem.open_for_reading(source.path) as opened:
+        try:
+            with filesystem.performing("parse", source.path):
+                file = pq.ParquetFile(opened)
+            if "text" not in file.schema_arrow.names:
+                raise InvalidInputError(
+                    f"{source.path} has no column 'text'; it has {', '.join(file.schema_arrow.names)}"
+                )
+            for batch in file.iter_batches(_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    text, label, given = row.pop("text"), row.pop("source", None) or "", row.pop("id", None)
+                    if not isinstance(text, str) or not text.strip():
+                        raise InvalidInputError(f"{source.path}, row {at}, has no text; expected one in column 'text'")
+                    if len(text) > MAX_TEXT:
+                        raise InvalidInputError(f"{source.path}, row {at}, has {len(text)} characters; use --words")
+                    if not isinstance(label, str):
+                        raise InvalidInputError(f"{source.path}, row {at}: source is {label!r}; expected a string")
+                    if given is not None and (not isinstance(given, int) or not 0 <= given < 1 << 63):
+                        raise InvalidInputError(f"{source.path}, row {at}: id is {given!r}; expected 0 or more")
+                    yield text.strip(), label, given, {name: value for name, value in row.items() if value is not None}
+                    at += 1
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"{source.path} cannot be read as Parquet: {error}") from error
+
+
+def _of_pages(source: Source, words: int) -> Iterator[Chunk]:
+    try:
+        import pypdf
+    except ImportError as error:
+        raise MissingDependencyError(f"PDF files need pypdf: {how_to_install('ingest')}") from error
+    with filesystem.open_for_reading(source.path) as opened:
+        try:
+            document, before = pypdf.PdfReader(opened), False
+            for number, page in enumerate(document.pages, 1):
+                for chunk in _of_text(source, page.extract_text(), words, {"page": number}, continues=before):
+                    before = True
+                    yield chunk
+        except (FileError, InvalidInputError):
+            raise
+        except Exception as error:  # a damaged file raises what it likes
+            raise InvalidInputError(f"{source.path} cannot be read as PDF: {error!r}") from error
+
+
+def _of_text(
+    source: Source, text: str, words: int, metadata: dict[str, Any], *, continues: bool = False
+) -> Iterator[Chunk]:
+    for part in _sections(text, words):
+        yield Chunk(text=part, source=source.label, continues=continues, metadata=metadata)
+        continues = True
+
+
+def _sections(text: str, words: int) -> Iterator[str]:
+    """Paragraphs together, up to so many words; a heading of Markdown begins another one, so that a change of one
+    section leaves the chunks of the others as they are. A heading stays with what follows it."""
+    held: list[str] = []
+    count, only_headings = 0, True
+    for paragraph in (part.strip() for part in re.split(r"\n\s*\n", text)):
+        n, is_heading = len(paragraph.split()), _HEADING.match(paragraph) is not None
+        if held and not only_headings and (count + n > words or is_heading):
+            yield "\n\n".join(held)
+            held, count, only_headings = [], 0, True
+        if n:
+            held.append(paragraph)
+            count += n
+            only_headings &= is_heading
+        if count > words and not only_headings:
+            yield from split_words("\n\n".join(held), words)
+            held, count, only_headings = [], 0, True
+    if held:
+        yield "\n\n".join(held)
+
+
+class _Text(html.parser.HTMLParser):
+    """The words that a reader of the page sees."""
+
+    _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg"})
+    _BLOCKS = frozenset(
+        {
+            *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption"),
+            *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav"),
+            *("ol", "p", "pre", "section", "table", "td", "th", "title", "tr", "ul"),
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self._hidden = 0
+        self.parts: list[str] = []
+
+    def handle_starttag(self, tag: str, _attributes: list[tuple[str, str | None]]) -> None:
+        if tag in self._HIDDEN:
+            self._hidden += 1
+        if tag in self._BLOCKS:
+            self.parts.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._HIDDEN:
+            self._hidden = max(0, self._hidden - 1)
+        if tag in self._BLOCKS:
+            self.parts.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def _text_of(page: str) -> str:
+    reader = _Text()
+    reader.feed(page)
+    reader.close()
+    return "".join(reader.parts)

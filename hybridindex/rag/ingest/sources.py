@@ -1,0 +1,97 @@
+"""Files that hold texts: which there are below what was named, and whether they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError
+
+__all__ = ["ENDINGS", "Source", "find_sources"]
+
+#: Ending -> what is in the file.
+ENDINGS = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".pdf": "pdf",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file."""
+
+    path: Path
+    #: What was named: the file itself, or a folder above it.
+    root: Path
+    #: One of the values of :data:`ENDINGS`.
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Names it in the document store."""
+        return str(self.path)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it was named itself."""
+        return self.path == self.root
+
+    @property
+    def label(self) -> str:
+        """For readers: its path below what was named."""
+        return self.path.name if self.is_named else self.path.relative_to(self.root).as_posix()
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Size, and time of the last change in ns. Raises FileError."""
+        found = filesystem.stat(self.path)
+        return found.st_size, found.st_mtime_ns
+
+    def digest(self) -> str:
+        """Of all bytes. Raises FileError."""
+        return filesystem.file_digest(self.path, xxhash.xxh3_128)
+
+
+def find_sources(named: Sequence[Path], *, known: Iterable[str] = ()) -> list[Source]:
+    """Each file that was named, and in each folder all files with an ending of :data:`ENDINGS`; hidden ones left out.
+
+    Args:
+        known: names of sources from before, which may be gone.
+
+    Raises:
+        InvalidInputError: something that is not there and never was, or a named file of another kind.
+    """
+    found: dict[Path, Source] = {}
+    before = set(known)
+    for each in named:
+        root = each.expanduser().resolve()
+        try:
+            if filesystem.is_dir(root):
+                for path in filesystem.list_tree(root):
+                    below = path.relative_to(root).parts
+                    kind = ENDINGS.get(path.suffix.lower())
+                    if kind and not any(part.startswith(".") for part in below) and filesystem.is_file(path):
+                        found.setdefault(path, Source(path=path, root=root, kind=kind))
+                continue
+            kind = ENDINGS.get(root.suffix.lower())
+            if kind is None:
+                raise InvalidInputError(
+                    f"texts {str(each)!r} has no known ending; expected a folder, or one of {', '.join(ENDINGS)}"
+                )
+            if filesystem.is_file(root):
+                found[root] = Source(path=root, root=root, kind=kind)
+            elif not any(name == str(root) for name in before):
+                raise InvalidInputError(f"texts {str(each)!r} cannot be read: there is no such file or folder")
+        except FileError as error:
+            raise InvalidInputError(f"texts {str(each)!r} cannot be read: {error}") from error
+    return [found[path] for path in sorted(found)]

@@ -1,0 +1,102 @@
+"""Chunks of a first build, kept in a file: they are read several times, and must be the same each time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex import filesystem
+from hybridindex.errors import DuplicateIdError, InvalidInputError
+from hybridindex.rag.documents import Document
+from hybridindex.rag.ingest.readers import Reading, read_chunks
+from hybridindex.rag.ingest.sources import Source
+from hybridindex.types import I64
+
+__all__ = ["SourceFacts", "Spool"]
+
+#: Root, size, time of change in ns, digest, how it was read.
+SourceFacts = tuple[str, int, int, str, str]
+_About = tuple[str, bytes, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Iterate its documents as often as needed."""
+
+    path: Path
+    count: int
+    #: First id of chunks that their files give none.
+    first: int
+
+    def __iter__(self) -> Iterator[Document]:
+        for document, _ in self.chunks():
+            yield document
+
+    def chunks(self) -> Iterator[tuple[Document, _About]]:
+        """Each with the name of its source, its digest and its metadata."""
+        fresh = self.first
+        before: tuple[int, str, str, _About] | None = None
+        with filesystem.open_text(self.path, newline="\n") as file:
+            for line in file:
+                given, text, label, continues, ref, digest, metadata = json.loads(line)
+                row = fresh if given is None else given
+                fresh += given is None
+                if before is not None:
+                    yield _document(before, row if continues else None), before[3]
+                before = (row, text, label, (ref, bytes.fromhex(digest), metadata))
+        if before is not None:
+            yield _document(before, None), before[3]
+
+    @classmethod
+    def write(cls, path: Path, sources: list[Source], reading: Reading) -> tuple[Spool, dict[str, SourceFacts]]:
+        """Reads all sources; and what to note of each.
+
+        Raises:
+            InvalidInputError, DuplicateIdError: names the file and what is wrong with it.
+        """
+        facts: dict[str, SourceFacts] = {}
+        ids: list[int] = []
+        n = 0
+        with filesystem.open_for_writing(path) as file:
+            for source in sources:
+                size, mtime = source.size_and_time()
+                digest = source.digest()
+                for chunk in read_chunks(source, reading):
+                    said = [
+                        chunk.id, chunk.text, chunk.source, chunk.continues, source.name, chunk.digest().hex(),
+                        chunk.metadata,
+                    ]  # fmt: skip
+                    file.write(json.dumps(said, default=str).encode() + b"\n")
+                    n += 1
+                    if chunk.id is not None:
+                        ids.append(chunk.id)
+                facts[source.name] = (str(source.root), size, mtime, digest, reading.said(source))
+        if not n:
+            raise InvalidInputError(f"{_names(sources)} holds no text; expected one or more")
+        given = np.array(ids, dtype=np.int64)
+        _refuse_twice(given, sources)
+        return cls(path, n, int(given.max(initial=-1)) + 1), facts
+
+
+def _document(said: tuple[int, str, str, _About], successor: int | None) -> Document:
+    return Document(id=said[0], text=said[1], source=said[2], successor=successor)
+
+
+def _refuse_twice(ids: I64, sources: list[Source]) -> None:
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) < len(ids):
+        repeated = values[counts > 1][0]
+        rows = np.flatnonzero(ids == repeated)[:2].tolist()
+        raise DuplicateIdError(
+            f"{_names(sources)} has id {repeated} in texts {rows[0]} and {rows[1]} (from 0); expected once"
+        )
+
+
+def _names(sources: list[Source]) -> str:
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return f"{sources[0].path}{more}" if sources else "what was named"

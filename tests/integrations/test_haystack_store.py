@@ -1,0 +1,200 @@
+"""The document store inside Haystack itself: Haystack's own tests, the retriever, pipelines that are written down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+
+# Read when the package is imported: tests send nothing to anybody.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
+pytest.importorskip("haystack", reason="haystack-ai is not installed: make test-ecosystem")
+
+from haystack import Document, Pipeline
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.document_stores.types import DuplicatePolicy
+from haystack.testing.document_store import (
+    CountDocumentsByFilterTest,
+    DocumentStoreBaseExtendedTests,
+    FilterableDocsFixtureMixin,
+)
+from haystack.testing.document_store_async import (
+    CountDocumentsAsyncTest,
+    CountDocumentsByFilterAsyncTest,
+    DeleteAllAsyncTest,
+    DeleteByFilterAsyncTest,
+    DeleteDocumentsAsyncTest,
+    FilterDocumentsAsyncTest,
+    UpdateByFilterAsyncTest,
+    WriteDocumentsAsyncTest,
+)
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.integrations.haystack_store import HybridIndexDocumentStore, HybridIndexEmbeddingRetriever
+
+DIM = 8
+
+
+class TestConformance(DocumentStoreBaseExtendedTests, CountDocumentsByFilterTest):
+    """What Haystack asks of every document store, and what it offers tests for."""
+
+    @pytest.fixture
+    def document_store(self, tmp_path):
+        store = HybridIndexDocumentStore(str(tmp_path / "idx"))
+        yield store
+        store.close()
+
+    def test_write_documents(self, document_store):
+        """Without a policy, an id that is there is an error."""
+        document = Document(content="one")
+        assert document_store.write_documents([document]) == 1
+        with pytest.raises(DuplicateDocumentError):
+            document_store.write_documents([document])
+
+
+class TestAsynchronousConformance(
+    CountDocumentsAsyncTest,
+    CountDocumentsByFilterAsyncTest,
+    WriteDocumentsAsyncTest,
+    DeleteDocumentsAsyncTest,
+    DeleteAllAsyncTest,
+    DeleteByFilterAsyncTest,
+    UpdateByFilterAsyncTest,
+    FilterDocumentsAsyncTest,
+    FilterableDocsFixtureMixin,
+):
+    @pytest.fixture
+    def document_store(self, tmp_path):
+        store = HybridIndexDocumentStore(str(tmp_path / "idx"))
+        yield store
+        store.close()
+
+    async def test_write_documents_async(self, document_store):
+        document = Document(content="one")
+        assert await document_store.write_documents_async([document]) == 1
+        with pytest.raises(DuplicateDocumentError):
+            await document_store.write_documents_async([document])
+
+
+def vectors():
+    return np.random.default_rng(4).standard_normal((10, DIM))
+
+
+def documents():
+    return [
+        Document(
+            id=f"d{n}", content=f"text {n}", embedding=vector,
+            meta={"year": 2000 + n, "lang": "en" if n % 2 else "de", "deep": {"n": n}},
+        )
+        for n, vector in enumerate(vectors().tolist())
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = HybridIndexDocumentStore(str(tmp_path / "idx"), embedding_dim=DIM, columns={"year": "int", "lang": "string"})
+    made.write_documents([*documents(), Document(id="bare", content="bare", embedding=[0.5] * DIM)])
+    made.write_documents([Document(id="unembedded", content="x", meta={"year": 2003})])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def inside(store):
+    return HybridIndexEmbeddingRetriever(store, top_k=3)
+
+
+def field(name, operator, value):
+    return {"field": name, "operator": operator, "value": value}
+
+
+def test_the_nearest_documents(inside):
+    query = vectors()[4].tolist()
+    found = inside.run(query)["documents"]
+    assert len(found) == 3
+    assert (found[0].id, found[0].content, found[0].meta, found[0].embedding) == (
+        "d4",
+        "text 4",
+        documents()[4].meta,
+        None,
+    )
+    assert found[0].score == pytest.approx(1, abs=1e-5)
+    assert asyncio.run(inside.run_async(query, top_k=1))["documents"][0].id == "d4"
+    with_it = HybridIndexEmbeddingRetriever(inside._document_store, return_embedding=True).run(query)["documents"]
+    assert with_it[0].embedding == query
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers", "bare"),
+    [
+        (field("meta.year", "==", 2003), {3}, False),
+        (field("year", ">=", 2008), {8, 9}, False),
+        (field("meta.year", "!=", 2003), set(range(10)) - {3}, True),
+        (field("meta.lang", "in", ["en", "fr"]), {1, 3, 5, 7, 9}, False),
+        (field("meta.lang", "not in", ["en"]), {0, 2, 4, 6, 8}, True),
+        (
+            {"operator": "AND", "conditions": [field("meta.lang", "==", "de"), field("meta.year", "<", 2003)]},
+            {0, 2},
+            False,
+        ),
+        ({"operator": "OR", "conditions": [field("year", "==", 2001), field("year", "==", 2002)]}, {1, 2}, False),
+        (
+            {"operator": "NOT", "conditions": [field("lang", "==", "de"), field("year", ">", 2001)]},
+            {0, *range(1, 10, 2)},
+            True,
+        ),
+    ],
+)
+def test_filters_in_the_index_agree_with_those_of_haystack(store, inside, filters, numbers, bare):
+    found = {d.id for d in inside.run(vectors()[0].tolist(), filters=filters, top_k=50)["documents"]}
+    assert found == {f"d{n}" for n in numbers} | ({"bare"} if bare else set())
+    full = {**filters, "field": f"meta.{filters['field'].removeprefix('meta.')}"} if "field" in filters else filters
+    if "field" in filters:
+        assert {d.id for d in store.filter_documents(full)} - {"unembedded"} == found
+
+
+def test_policies_of_filters(store):
+    merging = HybridIndexEmbeddingRetriever(store, filters=field("meta.lang", "==", "de"), filter_policy="merge")
+    found = merging.run(vectors()[0].tolist(), filters=field("meta.year", ">", 2005))["documents"]
+    assert {d.id for d in found} == {"d6", "d8"}
+
+
+def test_a_pipeline_is_written_down_and_read_again(store, inside):
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", inside)
+    said = pipeline.dumps()
+    store.close()
+    again = Pipeline.loads(said, allowed_modules=["hybridindex.integrations.haystack_store"])
+    try:
+        (first, *_) = again.run({"retriever": {"query_embedding": vectors()[2].tolist()}})["retriever"]["documents"]
+        assert first.id == "d2"
+    finally:
+        again.get_component("retriever")._document_store.close()
+
+
+def test_an_embedding_may_come_later_and_go(store, inside):
+    query = vectors()[3].tolist()
+    store.write_documents([Document(id="unembedded", content="now", embedding=query)], DuplicatePolicy.OVERWRITE)
+    assert {d.id for d in inside.run(query, top_k=2)["documents"]} == {"d3", "unembedded"}
+    store.write_documents([Document(id="d3", content="no more")], DuplicatePolicy.OVERWRITE)
+    assert inside.run(query, top_k=1)["documents"][0].id == "unembedded"
+    assert store.count_documents() == 12
+    assert store.collection.recover() == 0
+    assert store.count_documents() == 12
+
+
+def test_bad_input(store, inside, tmp_path):
+    query = vectors()[0].tolist()
+    for wrong, complaint in (
+        (lambda: inside.run(query, filters=field("meta.deep", "==", 1)), r"'deep', which is no column.*year \(int\)"),
+        (lambda: inside.run(query, filters={"operator": "XOR", "conditions": []}), "'XOR'"),
+        (lambda: inside.run(query, filters=field("meta.year", "~", 1)), "'~'; expected one of =="),
+        (lambda: HybridIndexEmbeddingRetriever("store"), "document_store is a str"),
+        (lambda: HybridIndexEmbeddingRetriever(store, top_k=0), "top_k is 0"),
+        (lambda: store.write_documents([Document(content="y", embedding=[1.0])]), "1 dimensions; the index has 8"),
+        (lambda: HybridIndexDocumentStore(str(tmp_path / "idx"), embedding_dim=9), "embedding_dim is 9.*has 8"),
+    ):
+        with pytest.raises(InvalidInputError, match=complaint):
+            wrong()

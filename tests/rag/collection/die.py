@@ -1,0 +1,94 @@
+"""Makes a change of a copy of a folder, and dies at its first call on a file or transaction; of another copy, and dies
+at its second; and so on, until one is done.
+
+    python -m tests.rag.collection.die FOLDER CHANGE STEP
+
+STEP: only at each such call. Leaves a copy for each: FOLDER-0001 and so on; in the last one the change was done. One
+process loads the library and forks for each; it never searches.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from hybridindex import filesystem
+from hybridindex.filesystem import Call
+from hybridindex.rag.collection import Collection
+from hybridindex.rag.collection import store as stores
+from tests.rag.collection.world import COLUMNS, put
+
+#: A watcher is gone when nobody has it.
+_kept: list[Any] = []
+
+
+def change(path: Path, which: str) -> None:
+    if which == "make":
+        with Collection(path / "idx", columns=COLUMNS) as made:
+            put(made, range(4))
+        return
+    with Collection(path / "idx") as collection:
+        if which == "put":
+            put(collection, range(2, 7), "second")
+        elif which == "delete":
+            collection.delete(keys=["k0", "k1", "none"])
+        elif which == "compact":
+            collection.compact()
+        else:
+            raise AssertionError(which)
+
+
+def die_at(number: int) -> None:
+    left = number
+
+    def count(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    connected = stores._connected
+
+    def traced(path: Path) -> Any:
+        db = connected(path)
+        # Between two statements of a transaction nothing reaches the disk.
+        db.set_trace_callback(lambda said: count(said) if said.startswith(("BEGIN", "COMMIT")) else None)
+        return db
+
+    stores._connected = traced
+
+    def watch(call: Call) -> None:
+        if call.name not in ("stat", "list_folder", "open", "read", "map"):
+            count(call)
+
+    watching = filesystem.watched_by(watch)
+    watching.__enter__()
+    _kept.append(watching)
+
+
+def main(folder: Path, which: str, step: int) -> None:
+    for number in range(1, 500, step):
+        copy = folder.with_name(f"{folder.name}-{number:04d}")
+        shutil.copytree(folder, copy, symlinks=True)
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                die_at(number)
+                change(copy, which)
+                code = 0
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 0:
+            return
+        assert status == -signal.SIGKILL, status
+    raise AssertionError("it never ends")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,249 @@
+"""Texts and rows change together: what is written is found, what is refused changes nothing, compactions keep texts."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.errors import BuildError, DocumentStoreError, DuplicateIdError, InvalidInputError, UnreachableError
+from hybridindex.rag.collection import Collection, Compare, Item
+from hybridindex.rag.documents import Document, DocumentStore, write_documents
+from tests.rag.collection.world import COLUMNS, DIM, check, items, put, state, vectors_of
+
+
+@pytest.fixture
+def path(tmp_path):
+    with Collection(tmp_path / "idx", columns=COLUMNS) as made:
+        put(made, range(5))
+    return tmp_path / "idx"
+
+
+def found(collection, n, version="first", k=1, **options):
+    (hits,) = collection.search(vectors_of([f"{version} {n}"]), k, **options)
+    return [hit.item.key for hit in hits]
+
+
+def test_what_is_put_is_found_and_stays(path):
+    with Collection(path) as collection:
+        assert put(collection, [3, 9], "second") == [3, 5]
+        assert found(collection, 3, "second") == ["k3"]
+        assert collection.get(["k3", "k9", "none"]).keys() == {"k3", "k9"}
+        assert set(found(collection, 0, k=9, condition=Compare("lang", "=", "second"))) == {"k3", "k9"}
+        assert found(collection, 0, k=9, keys=["k1"]) == ["k1"]
+        assert found(collection, 0, k=9, where="year > 2008") == ["k9"]
+        assert sorted(collection.matching(Compare("lang", "<>", "second"))) == [0, 1, 2, 4]
+        assert collection.delete(keys=["k1", "none"]) == 1
+        assert collection.count() == 5
+    check(path)
+    assert "k1" not in state(path)
+
+
+def test_an_empty_index_takes_the_first_texts(tmp_path):
+    with Collection(tmp_path / "idx", columns=COLUMNS) as collection:
+        assert collection.search(np.ones(DIM), 3) == [[]]
+        assert (collection.count(), collection.clear(), collection.get(["a"]), [*collection.items()]) == (0, 0, {}, [])
+        assert collection.create(DIM)
+        assert not collection.create(DIM)
+        assert collection.search(np.ones(DIM), 3) == [[]]
+        put(collection, range(3))
+        assert found(collection, 2) == ["k2"]
+        collection.put([Item(text="no vector", key="x")], None)
+        assert (collection.count(), collection.recover(), collection.count()) == (4, 0, 4)
+        assert "x" not in found(collection, 2, k=9)
+    assert "x" in state(tmp_path / "idx")
+
+
+def test_what_is_refused_changes_nothing(path):
+    before = state(path)
+    with Collection(path) as collection:
+        for wrong, error, complaint in (
+            (lambda: collection.put(items([1, 1]), vectors_of("ab")), DuplicateIdError, "key 'k1' is given twice"),
+            (lambda: collection.put(items([1, 8]), vectors_of("ab"), replace=False), DuplicateIdError, "'k1'"),
+            (lambda: collection.put(items([1]), np.ones((1, 3))), InvalidInputError, "3 dimensions; the index has 12"),
+            (lambda: collection.put(items([1]), np.full((1, DIM), np.nan)), InvalidInputError, "NaN"),
+            (lambda: collection.put(items([1]), np.ones((2, DIM))), InvalidInputError, r"expected \(1, d\)"),
+            (lambda: collection.put([Item(text="x", key="k1", id=4)], np.ones((1, DIM))), DuplicateIdError, "row 1"),
+            (lambda: collection.put([Item(text="x" * 2_000_000)], np.ones((1, DIM))), InvalidInputError, "characters"),
+            (
+                lambda: collection.put([Item(text="x", metadata={"year": "new"})], np.ones((1, DIM))),
+                InvalidInputError, "'year' is 'new'",
+            ),
+            (lambda: collection.search(np.ones(DIM), 0), InvalidInputError, "k is 0"),
+            (lambda: collection.search(np.ones(DIM), 1, where="colour = 1"), InvalidInputError, "colour"),
+        ):  # fmt: skip
+            with pytest.raises(error, match=complaint):
+                wrong()
+    assert state(path) == before
+    check(path)
+
+
+class Target:
+    """Rows go through somebody else, who fails."""
+
+    def __init__(self, index, error):
+        self.index, self.error = index, error
+
+    def upsert(self, vectors, ids, attributes=None):
+        if self.error is not None:
+            raise self.error
+        return self.index.upsert(vectors, ids, attributes)
+
+    def delete(self, ids=None):
+        if self.error is not None:
+            raise self.error
+        return self.index.delete(ids)
+
+
+def test_what_the_index_refuses_is_taken_back(path):
+    before = state(path)
+    with hx.open(path) as index, Collection(path, target=Target(index, BuildError("somebody writes"))) as collection:
+        for change in (lambda: put(collection, [1, 8], "second"), lambda: collection.delete(keys=["k1"])):
+            with pytest.raises(BuildError):
+                change()
+        assert collection.store.begun() == []
+    assert state(path) == before
+    check(path)
+
+
+def test_what_may_have_been_done_is_done_again(path):
+    with hx.open(path) as index:
+        target = Target(index, UnreachableError("no answer"))
+        with Collection(path, target=target) as collection:
+            with pytest.raises(UnreachableError):
+                put(collection, [1, 8], "second")
+            check(path, recovered=False)
+            target.error = None
+            collection.delete(keys=["k2"])
+            assert collection.store.begun() == []
+    check(path)
+    assert {key: text for key, text in state(path).items() if key in ("k1", "k2", "k8")} == {
+        "k1": "second 1", "k8": "second 8",
+    }  # fmt: skip
+
+
+def test_generations_of_a_lineage_share_their_texts(path):
+    with Collection(path) as collection, DocumentStore(path / "documents.sqlite") as reader:
+        searched = collection.index.router(devices=())
+        put(collection, [7], "second")
+        assert collection.compact()
+        put(collection, [8], "second")
+        assert reader.find([6])[6].document.text == "second 8"
+        assert found(collection, 8, "second") == ["k8"]
+        searched.close()
+    (shared,) = path.glob("documents-*.sqlite")
+    for generation in ("gen-000001", "gen-000002"):
+        assert (path / generation / "documents.sqlite").resolve() == shared
+    check(path)
+    assert hx.remove_replaced(path) == [1]
+    check(path)
+    with hx.open(path) as index:
+        index.save(path.with_name("copy"))
+    built = hx.build(np.eye(DIM, dtype=np.float32), path, replace=True)
+    built.close()
+    hx.remove_replaced(path)
+    assert not list(path.glob("documents-*"))
+
+
+def test_a_store_that_never_changed_is_given_to_its_lineage(tmp_path):
+    texts = [f"first {n}" for n in range(4)]
+    with hx.build(vectors_of(texts), tmp_path / "idx", normalize=True) as index:
+        write_documents(
+            tmp_path / "idx" / "documents.sqlite", [Document(id=n, text=text) for n, text in enumerate(texts)],
+            index_fingerprint=index.fingerprint, embedder="toy", dim=DIM,
+        )  # fmt: skip
+    with DocumentStore(tmp_path / "idx" / "documents.sqlite") as reader:
+        assert not reader.is_live
+        with Collection(tmp_path / "idx", embedder="toy") as collection:
+            put(collection, [9])
+            collection.delete([0])
+            assert reader.find([0, 4])[4].document.text == "first 9"
+            assert 0 not in reader.find([0])
+    with pytest.raises(InvalidInputError, match="'other', the documents were embedded by 'toy'"):
+        Collection(tmp_path / "idx", embedder="other")
+    with pytest.raises(DocumentStoreError, match="changes with its index"):
+        write_documents(tmp_path / "idx" / "documents.sqlite", [], index_fingerprint="f", embedder="e", dim=2)
+
+
+def test_an_index_compacted_before_its_texts_ever_changed_keeps_them(tmp_path):
+    texts = [f"first {n}" for n in range(4)]
+    with hx.build(vectors_of(texts), tmp_path / "idx", normalize=True) as index:
+        write_documents(
+            tmp_path / "idx" / "gen-000001" / "documents.sqlite",
+            [Document(id=n, text=text) for n, text in enumerate(texts)],
+            index_fingerprint=index.fingerprint, embedder="toy", dim=DIM,
+        )  # fmt: skip
+        index.delete([2])
+        assert index.compact()
+    hx.remove_replaced(tmp_path / "idx")
+    with Collection(tmp_path / "idx") as collection:
+        assert collection.recover() == 1
+        assert sorted(item.text for item in collection.items()) == ["first 0", "first 1", "first 3"]
+
+
+def test_threads_and_two_openings_at_once(path):
+    with Collection(path) as one, Collection(path) as other:
+        errors = []
+
+        def write(collection, first):
+            try:
+                for n in range(first, first + 12, 3):
+                    put(collection, range(n, n + 3), "second")
+                    collection.search(np.ones(DIM), 3)
+            except Exception as error:  # noqa: BLE001 - shown by the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(c, f)) for c, f in ((one, 10), (one, 30), (other, 50))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert one.count() == other.count() == 5 + 36
+    check(path)
+
+
+def test_only_one_may_write_where_one_shall(path):
+    with Collection(path, write=True) as collection:
+        put(collection, [9])
+        with pytest.raises(BuildError, match="open for writing"):
+            Collection(path, write=True)
+    with pytest.raises(InvalidInputError, match="is closed"):
+        collection.count()
+
+
+def test_what_is_no_collection(tmp_path, path):
+    hx.build(np.eye(4, dtype=np.float32), tmp_path / "bare").close()
+    with pytest.raises(DocumentStoreError, match=r"has no documents.sqlite"):
+        Collection(tmp_path / "bare")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with Collection(tmp_path / "full") as collection:
+        with pytest.raises(InvalidInputError, match="holds something that is no index"):
+            put(collection, [1])
+        with pytest.raises(InvalidInputError, match="put something first"):
+            collection.index  # noqa: B018
+    with pytest.raises(InvalidInputError, match="column 'x' is 'integer'; expected one of int"):
+        Collection(tmp_path / "new", columns={"x": "integer"})
+    with pytest.raises(InvalidInputError, match=r"column 'x' .int. is wanted, and the index has year .int., lang"):
+        Collection(path, columns={"x": "int"})
+
+
+def test_an_index_that_began_with_nothing_still_finds_what_is_near(tmp_path):
+    with Collection(tmp_path / "idx", columns=COLUMNS) as collection:
+        collection.create(DIM)
+        for start in range(0, 1500, 100):
+            put(collection, range(start, start + 100))
+        collection.compact()
+        assert len(found(collection, 77, k=20)) == 20
+        put(collection, [2000])
+        exact = vectors_of([item.text for item in collection.items()])
+        exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+        queries = np.random.default_rng(1).standard_normal((20, DIM)).astype(np.float32)
+        rows = [item.id for item in collection.items()]
+        nearest = np.array(rows)[np.argsort(-(queries @ exact.T), axis=1)[:, :10]]
+        hits = [[hit.item.id for hit in each] for each in collection.search(queries, 10)]
+        recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits, nearest.tolist(), strict=True)])
+        assert recall > 0.95

@@ -1,0 +1,255 @@
+"""Ingesting again: only what changed is read, embedded and written; what is gone goes; a broken run is continued."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import DuplicateIdError, EmbeddingError, InvalidInputError
+from hybridindex.rag.collection import Collection
+from hybridindex.rag.ingest import Reading, find_sources, update
+from tests.rag.collection.world import DIM, vectors_of
+
+WORDS = 4
+
+
+class Embedder:
+    """Counts what it embeds; fails when told to."""
+
+    name = "toy"
+
+    def __init__(self):
+        self.seen = []
+        self.left = None
+
+    def embed(self, texts, /):
+        if self.left is not None:
+            self.left -= len(texts)
+            if self.left < 0:
+                raise EmbeddingError("the server went away")
+        self.seen += texts
+        return vectors_of(texts)
+
+
+@pytest.fixture
+def embedder():
+    return Embedder()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.md").write_text("# One\n\nfirst words here\n\n# Two\n\nsecond words here\n")
+    (folder / "b.txt").write_text("a line of words\nthat goes on\n\nand a paragraph")
+    (folder / "deep" / "c.html").write_text("<html><script>no()</script><p>shown &amp; read</p><p>two</p></html>")
+    (folder / ".hidden.txt").write_text("never")
+    (folder / "image.png").write_bytes(b"no text")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, embedder):
+    def again(*roots, words=WORDS, lines=None, **options):
+        with Collection(tmp_path / "idx", embedder="toy") as collection:
+            collection.create(DIM)
+            sources = find_sources(roots, known=collection.store.sources())
+            reading = Reading(words=words, lines=lines)
+            embedder.seen.clear()
+            return update(collection, sources, roots, embedder, reading, **options)
+
+    return again
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Text by row; every row is found by its text's vector, and no other rows are there."""
+
+    def found():
+        with Collection(tmp_path / "idx") as collection:
+            items = {item.id: item for item in collection.items()}
+            for item in items.values():
+                (hits,) = collection.search(vectors_of([item.text]), 1)
+                assert hits[0].item.text == item.text
+            assert collection.index.n_live == len(items)
+            return {row: item.text for row, item in items.items()}
+
+    return found
+
+
+def counts(outcome):
+    return dict(+outcome.sources), dict(+outcome.chunks)
+
+
+def test_nothing_is_done_twice(run, folder, texts, embedder):
+    assert counts(run(folder)) == ({"added": 3}, {"added": 8})
+    before = texts()
+    assert sorted(before.values()) == [
+        "# One first words", "# Two second words", "a line of words", "and a paragraph", "here", "here",
+        "shown & read\n\ntwo", "that goes on",
+    ]  # fmt: skip
+    assert counts(run(folder)) == ({"unchanged": 3}, {})
+    assert embedder.seen == []
+    os.utime(folder / "a.md")
+    assert counts(run(folder)) == ({"unchanged": 3}, {}), "its bytes are the same"
+    assert texts() == before
+
+
+def test_only_chunks_that_changed_are_embedded(run, folder, texts, embedder):
+    run(folder, words=9)
+    before = {text: row for row, text in texts().items()}
+    (folder / "a.md").write_text("# Zero\n\nnew words\n\n# One\n\nfirst words here\n\n# Two\n\nother words here\n")
+    assert counts(run(folder, words=9)) == (
+        {"changed": 1, "unchanged": 2},
+        {"added": 2, "removed": 1, "unchanged": 1},
+    )
+    assert embedder.seen == ["# Zero\n\nnew words", "# Two\n\nother words here"]
+    after = {text: row for row, text in texts().items()}
+    assert after["# One\n\nfirst words here"] == before["# One\n\nfirst words here"]
+    assert "# Two\n\nsecond words here" not in after
+
+
+def test_successors_follow_what_changed(run, folder, tmp_path):
+    run(folder, words=9)
+    (folder / "a.md").write_text(
+        "# Zero\n\nnew\n\n# One\n\nfirst words here\n\n# New\n\nx\n\n# Two\n\nsecond words here\n"
+    )
+    run(folder, words=9)
+    with Collection(tmp_path / "idx") as collection:
+        items = {item.id: item for item in collection.items()}
+        item = next(item for item in items.values() if item.text.startswith("# Zero"))
+        said = []
+        while item is not None:
+            said.append(item.text.split()[1])
+            item = items.get(item.successor)
+    assert said == ["Zero", "One", "New", "Two"]
+
+
+def test_sources_that_are_gone_go_below_what_was_named(run, folder, texts, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("one line\nand one")
+    run(folder, other)
+    before = texts()
+    (folder / "b.txt").unlink()
+    other.unlink()
+    assert counts(run(folder)) == ({"unchanged": 2, "removed": 1}, {"removed": 3})
+    assert len(texts()) == len(before) - 3, "the other one was not named"
+    assert counts(run(other)) == ({"removed": 1}, {"removed": 2})
+    (folder / "deep" / "c.html").unlink()
+    assert counts(run(folder / "deep")) == ({"removed": 1}, {"removed": 1})
+    with pytest.raises(InvalidInputError, match="no such file"):
+        run(other)
+
+
+def test_other_ways_to_read_read_again(run, folder, texts):
+    run(folder, words=40)
+    n = len(texts())
+    assert counts(run(folder, words=2))[0] == {"changed": 3}
+    assert len(texts()) > n
+    assert counts(run(folder, words=2, lines=True))[0] == {"changed": 1, "unchanged": 2}
+
+
+def test_a_run_that_was_broken_off_is_continued(run, tmp_path, texts, embedder):
+    many = tmp_path / "many.jsonl"
+    many.write_text("\n".join(json.dumps({"text": f"text {n}"}) for n in range(1300)))
+    embedder.left = 1100
+    with pytest.raises(EmbeddingError):
+        run(many)
+    embedder.left = None
+    assert counts(run(many)) == ({"added": 1}, {"added": 276, "unchanged": 1024})
+    assert len(embedder.seen) == 276
+    assert sorted(texts().values()) == sorted(f"text {n}" for n in range(1300))
+
+
+def test_records_keep_the_ids_and_metadata_that_files_give(run, tmp_path, embedder):
+    file = tmp_path / "x.jsonl"
+
+    def write(*records):
+        file.write_text("\n".join(map(json.dumps, records)))
+
+    write({"id": 7, "text": "seven", "source": "s", "year": 2}, {"id": 3, "text": "three", "tags": ["a"]})
+    run(file, words=None)
+    with Collection(tmp_path / "idx") as collection:
+        found = {item.id: item for item in collection.items()}
+        assert {row: (item.text, item.source, item.metadata) for row, item in found.items()} == {
+            7: ("seven", "s", {"year": 2}),
+            3: ("three", "", {"tags": ["a"]}),
+        }
+    write({"id": 7, "text": "seven", "source": "s", "year": 2}, {"id": 3, "text": "drei"}, {"id": 9, "text": "nine"})
+    assert counts(run(file, words=None)) == ({"changed": 1}, {"added": 2, "unchanged": 1})
+    assert embedder.seen == ["drei", "nine"]
+    other = tmp_path / "y.jsonl"
+    other.write_text(json.dumps({"id": 7, "text": "other"}))
+    with pytest.raises(DuplicateIdError, match=r"y.jsonl has id 7, which .*x.jsonl has"):
+        run(other, words=None)
+    write({"id": 5, "text": "a"}, {"id": 5, "text": "b"})
+    with pytest.raises(DuplicateIdError, match="has id 5 twice"):
+        run(file, words=None)
+
+
+def test_a_damaged_file_of_a_folder_is_said_and_left_as_it_was(run, folder, texts):
+    run(folder)
+    before = texts()
+    (folder / "b.txt").write_bytes(b"\xff\xfe\xfa")
+    (folder / "new.pdf").write_bytes(b"%PDF-1.4 no more")
+    done = run(folder)
+    assert counts(done)[0] == {"unchanged": 2, "failed": 2}
+    assert sorted(name.rpartition("/")[2] for name in done.failed) == ["b.txt", "new.pdf"]
+    assert texts() == before
+    with pytest.raises(InvalidInputError, match=r"new.pdf cannot be read as PDF"):
+        run(folder / "new.pdf")
+
+
+def test_rows_that_somebody_deleted_lose_their_texts(run, folder, tmp_path, texts):
+    run(folder)
+    (row, *_) = texts()
+    with Collection(tmp_path / "idx") as collection:
+        collection.index.delete([row])
+    run(folder)
+    assert row not in texts()
+
+
+def test_all_kinds_of_files(run, tmp_path, embedder):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["p one", "p two"], "id": [50, 51], "year": [1, None]}), tmp_path / "x.parquet")
+    (tmp_path / "x.pdf").write_bytes(pdf("Words of a page"))
+    (tmp_path / "x.html").write_text("<title>T</title><style>p {}</style><p>one <b>bold</b> word<p>&eacute;")
+    assert counts(run(*(tmp_path / f"x.{end}" for end in ("parquet", "pdf", "html")), words=4))[0] == {"added": 3}
+    with Collection(tmp_path / "idx") as collection:
+        found = {item.text: item for item in collection.items()}
+    assert set(found) == {"p one", "p two", "Words of a page", "T\n\none bold word", "é"}
+    assert found["p one"].metadata == {"year": 1}
+    assert found["Words of a page"].metadata == {"page": 1}
+    assert found["Words of a page"].source == "x.pdf"
+    np.testing.assert_array_equal(sorted(item.id for item in found.values() if item.text.startswith("p ")), [50, 51])
+
+
+def pdf(text: str) -> bytes:
+    """A document of one page."""
+    stream = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 200 200] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, each in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, each)
+    start = len(out)
+    out += b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places)
+    return out + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % start
+
+
+def test_what_was_named_wrongly(tmp_path):
+    for name, complaint in (("none", "no known ending; expected a folder"), ("none.txt", "no such file or folder")):
+        with pytest.raises(InvalidInputError, match=complaint):
+            find_sources([tmp_path / name])
