@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Mutant", "all_mutants", "find", "hunt", "install"]
+__all__ = ["Mutant", "all_mutants", "find", "hunt", "install", "install_mutant"]
 
 _ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def install(name: str) -> None:
     """The product that is imported from now on is this mutant."""
-    mutant = all_mutants()[name]
+    install_mutant(all_mutants()[name])
+
+
+def install_mutant(mutant: Mutant) -> None:
+    """As :func:`install`, of any."""
     assert mutant.module not in sys.modules
     sys.meta_path.insert(0, _Finder(mutant))
 

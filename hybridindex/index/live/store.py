@@ -145,7 +145,7 @@ class LiveStore:
         Raises:
             CorruptIndexError, UnreadableIndexError: the log is gone, damaged, or cannot be read.
         """
-        self._look()
+        self._look(asks=True)
         return self._rows
 
     @property
@@ -198,6 +198,8 @@ class LiveStore:
         writer's claim."""
         with self._writing:
             if self._successor is not None or self._n_keeping:
+                return False
+            if current_name(self.folder.parent) != self.folder.name:  # another process compacted it
                 return False
             self._read_on()
             if self._place.end < least_bytes:
@@ -364,10 +366,12 @@ class LiveStore:
         ``blocking``: False: nothing is looked for while somebody writes. ``asks``: which generation is the current one,
         even if nobody else may write.
         """
+        # First: who is followed now was current before.
+        followed = self._successor
         name = None if self.is_sole_writer and not asks else current_name(self.folder.parent)
-        if self._successor is None and name is not None and name != self.folder.name:
+        if followed is None and name is not None and name != self.folder.name:
             self._find_successor(self.folder.parent / name)
-        elif self._successor is not None and name == self.folder.name:
+        elif followed is not None and name == self.folder.name:
             self._return()
         if (successor := self._successor) is not None:
             successor._look(blocking=blocking)

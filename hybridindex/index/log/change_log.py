@@ -192,9 +192,25 @@ class LogFile:
     def sync(self) -> None:
         """What is in the file, and its name, survive a power cut, whoever wrote them."""
         if filesystem.exists(self.path):
-            with filesystem.File(self.path, "r") as file:
+            raw = filesystem.read_bytes(self.path)
+            start, end = self._unsure(raw)
+            with filesystem.File(self.path, "r+") as file:
+                # Where a sync failed, the system may take for written what is on no disk; not what is written again.
+                file.write_at(raw[start:end], start)
                 file.sync()
             filesystem.sync_folder(self.path.parent)
+
+    def _unsure(self, raw: bytes) -> tuple[int, int]:
+        """Where the records begin and end of which the last one does not say that they were on disk."""
+        number, _, _ = self._head(raw)
+        start, end, ends = _HEAD.size, _HEAD.size, list[tuple[int, int]]()
+        on_disk = number
+        while (found := self._record(raw, end)) is not None:
+            end += found.nbytes
+            ends.append((found.number, end))
+            on_disk = max(on_disk, found.on_disk)
+        start = max((at for each, at in ends if each <= on_disk), default=start)
+        return start, end
 
     def renew(self, place: LogPlace) -> None:
         """Writes all until ``place`` anew: where a sync failed, another one says nothing of what came before."""
