@@ -56,7 +56,9 @@ def test_a_killed_rebuild(launcher, files, index_path, fingerprints, point, serv
     with restarted(index_path, devices=()) as service:
         assert service.index.fingerprint == new
     left = {entry.name.split("-")[0] for entry in index_path.iterdir()}
-    assert left <= {"CURRENT", "gen", ".lock", ".log.lock", "daemon.lock"} | {n for n in left if n.startswith("control.sqlite")}
+    assert left <= {"CURRENT", "gen", ".lock", ".log.lock", "daemon.lock"} | {
+        n for n in left if n.startswith("control.sqlite")
+    }
     assert len([e for e in index_path.iterdir() if e.name.startswith("gen-")]) == 1
 
 
