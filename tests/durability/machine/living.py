@@ -61,7 +61,7 @@ class Living(Base):
             assert answer is not None
             assert answer.status == 200, f"the key of {key.name} was acknowledged"
         left = self.world.left_behind(self.served, None)
-        assert left <= {"daemon.json", ".log.lock"}, left
+        assert left <= {"daemon.json"}, left
 
     @precondition(running)
     @rule()

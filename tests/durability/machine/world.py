@@ -39,6 +39,7 @@ CONTENTS = {"a": (700, 16), "b": (900, 16), "c": (500, 16), "wide": (600, 20)}
 _DOCUMENTED = {400, 401, 403, 404, 408, 409, 413, 415, 421, 429, 503, 504, 507}
 #: What may lie in an index directory beside the current generation, where no daemon runs and nothing was replaced.
 _NEIGHBOURS = {
+    ".log.lock",
     ".lock",
     "CURRENT",
     "daemon.lock",
