@@ -29,6 +29,7 @@ NEED_AN_EXTRA = {
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
     **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
+    "hybridindex.integrations.haystack_store": "haystack",
 }
 
 
