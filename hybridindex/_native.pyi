@@ -49,6 +49,8 @@ def scan_pages(
     distances: npt.NDArray[np.float32],
     positions: npt.NDArray[np.int64],
     kernels: str = "",
+    mask: npt.NDArray[np.uint8] | None = None,
+    first_rows: npt.NDArray[np.int64] | None = None,
 ) -> None: ...
 
 class CoarseQuantizer:
@@ -189,4 +191,6 @@ class PqForm:
         queries: npt.NDArray[np.float32],
         distances: npt.NDArray[np.float32],
         ids: npt.NDArray[np.int64],
+        mask: npt.NDArray[np.uint8] | None = None,
+        first_rows: npt.NDArray[np.int64] | None = None,
     ) -> None: ...

@@ -13,12 +13,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import RouterConfig
-from hybridindex.errors import DamagedListsError, RouterClosedError
+from hybridindex.errors import RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.added import scan_added
@@ -30,11 +31,12 @@ from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.reports import BatchReports
 from hybridindex.router.batch.split import HOST, ProbePart, split_probes
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport
+from hybridindex.router.devices.added_on_devices import AddedOnDevices
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.direct import DirectSearch
-from hybridindex.router.filtered import FilteredSearches
+from hybridindex.router.filtered import FilteredSearches, Group
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.added_scanner import AddedScanner
@@ -44,6 +46,10 @@ from hybridindex.types import F32, I32, I64, SearchResult
 __all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
+
+
+#: Begins a batch: see :meth:`Engine._start`.
+_Start = Callable[[list[Request], Residency, "_Slot", Callable[[Batch], None]], "tuple[Batch, ProbePart | None, float]"]
 
 
 class _Slot:
@@ -104,6 +110,7 @@ class Engine:
         self._reports = BatchReports(parts.stats, listeners)
         self._added = AddedScanner(index, host)
         self._filtered = FilteredSearches(parts, filters, self._added)
+        self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
@@ -310,35 +317,50 @@ class Engine:
         filtered = [request for request in requests if request.one_by_one]
         slot = _Slot(self._slots)
         if not filtered:
-            self._execute_batch(requests, slot)
+            self._execute_batch(requests, slot, self._start)
+            return
+        if len(filtered) == len(requests):
+            self._execute_filtered(filtered, slot)
             return
         # Devices scan meanwhile.
-        if len(filtered) < len(requests):
-            self._execute_batch([request for request in requests if not request.one_by_one], slot)
-        else:
-            slot.give_back()
-        for request in filtered:
-            self._execute_filtered(request)
+        self._execute_batch([request for request in requests if not request.one_by_one], slot, self._start)
+        self._execute_filtered(filtered, None)
 
-    def _execute_filtered(self, request: Request) -> None:
+    def _execute_filtered(self, requests: Sequence[Request], slot: _Slot | None) -> None:
+        """What devices have a part of goes to them first. ``slot``: of a batch; None: one is waited for."""
         clock = BatchClock()
-        try:
-            n_rows = self._filtered.search(request, clock)
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
-            if not isinstance(error, DamagedListsError):
-                _log.exception("a search with a filter failed")
-            request.reply.fail(error)
-            return
-        n = len(request.queries)
-        self._reports.tell([request], clock, clock.times(), n_queries=n, nprobe=request.nprobe, candidates=n_rows)
+        list_device = self.health.list_device(self._residency.current)
+        groups = self._filtered.choose(requests, clock, list_device)
+        shared = self._filtered.for_devices(groups, list_device)
+        if shared:
+            if slot is None:
+                self._slots.get()
+                slot = _Slot(self._slots)
+            start = partial(self._start_masked, shared, clock)
+            self._execute_batch([request for group in shared for request in group.requests], slot, start)
+        elif slot is not None:
+            slot.give_back()
+        for group in groups:
+            if group not in shared:
+                self._answer_filtered(group, clock)
+                clock = BatchClock()
 
-    def _execute_batch(self, requests: list[Request], slot: _Slot) -> None:
+    def _answer_filtered(self, group: Group, clock: BatchClock) -> None:
+        n_rows = self._filtered.answer(group, clock)
+        requests, n = group.requests, len(group.queries)
+        nprobe = requests[0].nprobe
+        self._reports.tell(requests, clock, clock.times(), n_queries=n, nprobe=nprobe, candidates=n_rows)
+
+    def _execute_batch(self, requests: list[Request], slot: _Slot, start: _Start) -> None:
+        """``start``: begins the batch, or raises and leaves that to nobody."""
         lease: Lease | None = None
 
         def finished(batch: Batch | None = None) -> None:
             try:
                 if lease is not None:
                     lease.release()
+                if batch is not None and batch.added_there is not None:
+                    batch.added_there.release()
             finally:
                 slot.give_back()
             if batch is not None:
@@ -346,7 +368,7 @@ class Engine:
 
         try:
             lease = self._residency.lease()
-            batch, host_part, chosen_s = self._start(requests, lease.residency, slot, finished)
+            batch, host_part, chosen_s = start(requests, lease.residency, slot, finished)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d requests failed before its scan", len(requests))
             for request in requests:
@@ -366,6 +388,7 @@ class Engine:
         if scanned:
             # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
             took_s = time.perf_counter() - chosen_s
+        if scanned and batch.masks is None:
             self._pace.observe(host_part.total_bytes, took_s)
             self._wait_for_loads.note_host(host_part.total_bytes, took_s)
 
@@ -399,9 +422,42 @@ class Engine:
             self._limit_probes(batch, probes, list_device)
         if self._codes is not None:
             coarse = self._codes.centre_products(batch.queries, probes, coarse)
-        nlist = self._index.nlist
+        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s)
+        scan_added(self._added, batch, probes)
+        return batch, host_part, quantized_s
+
+    def _start_masked(
+        self,
+        groups: Sequence[Group],
+        clock: BatchClock,
+        requests: list[Request],
+        residency: Residency,
+        slot: _Slot,
+        finished: Callable[[Batch], None],
+    ) -> tuple[Batch, ProbePart | None, float]:
+        """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile."""
+        batch, chosen_s = self._batch_of(requests), time.perf_counter()
+        probes, coarse = self._filtered.fill(batch, groups, clock)
+        list_device = self.health.list_device(residency)
+        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
+        self._filtered.scan_added(groups, batch, probes)
+        return batch, host_part, chosen_s
+
+    def _hand_over(
+        self,
+        batch: Batch,
+        probes: I64,
+        coarse: F32,
+        list_device: npt.NDArray[np.int16],
+        residency: Residency,
+        slot: _Slot,
+        finished: Callable[[Batch], None],
+        chosen_s: float,
+    ) -> ProbePart | None:
+        """Splits, and hands parts to the devices; the host's part. Raises only before anything was handed over."""
+        requests, nlist = batch.requests, self._index.nlist
         split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, len(self._tiers))
-        batch.clock.note(SPLIT, quantized_s)
+        batch.clock.note(SPLIT, chosen_s)
         for number, request in enumerate(requests):
             request.tell_probes(probes[batch.rows_of(number)])
         # Where damage was found, some may be searched again, and were counted.
@@ -412,6 +468,9 @@ class Engine:
                 return self._device_queues[device].put(RowTask(batch, comparison, positions, residency, slot.give_back))
 
             batch.rows_at = RowsAt(list_device[nlist:], put)
+        if batch.masks is None:
+            self.added_on_devices.look(batch.added_lists, residency)
+            batch.added_there = self.added_on_devices.lease(batch.added_lists, list_device)
         batch.begin(split, finished)
         host_part = None
         for part in split.parts:
@@ -419,8 +478,7 @@ class Engine:
                 host_part = part
             else:
                 self._device_queues[part.device].put(ScanTask(batch, part, residency, slot.give_back))
-        scan_added(self._added, batch, probes)
-        return batch, host_part, quantized_s
+        return host_part
 
     def _any_rows(self, list_device: npt.NDArray[np.int16]) -> bool:
         """Whether a device holds rows beside codes; looked up once a snapshot."""
@@ -443,13 +501,17 @@ class Engine:
         """Has a request searched again of whose nearest rows too many were deleted, to compare the others. Never
         raises."""
         request.short = request.again = True
+        # Rows are left that were not deleted.
+        request.kept, request.live, request.spare = request.params.k, None, 0
         try:
             self.submit(request)
         except RouterClosedError as error:
             if any(device_queue.owns_current_thread() for device_queue in self._device_queues):
                 request.reply.fail(error)
             else:  # whoever scans on the host has the turn
-                self._execute_filtered(request)
+                clock = BatchClock()
+                for group in self._filtered.choose([request], clock):
+                    self._answer_filtered(group, clock)
 
     def _refuse_damaged(
         self,
@@ -569,7 +631,7 @@ class Engine:
             times,
             n_queries=len(batch),
             nprobe=batch.nprobe,
-            candidates=batch.candidates,
+            candidates=batch.candidates or batch.filtered_rows,
             again=[*again, *(request for request in requests if request.short)],
         )
 
@@ -583,17 +645,27 @@ class Engine:
         started = time.perf_counter()
         try:
             # The split has checked the probes, the quantizer made the rest.
-            result = self._host.scan_checked(
-                queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
-            )
+            if batch.masks is not None:
+                result, early = self._filtered.scan_part(batch, part), False
+            else:
+                result = self._host.scan_checked(
+                    queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
+                )
             batch.clock.note(HOST_SCAN, started)
             if not early:
-                batch.complete_part(part, *result)
+                batch.complete_part(part, *result, self._added_instead(batch, part, queries))
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)
             return False
         return True
+
+    def _added_instead(self, batch: Batch, part: ProbePart, queries: F32) -> tuple[F32, I64] | None:
+        """What a device, whose part this is, would have found of the rows that were added."""
+        there = batch.added_there
+        if there is None or part.device == HOST:
+            return None
+        return self._added.scan(there.added, queries, there.there(part.probes), batch.k_of_added)
 
     # Other threads
 

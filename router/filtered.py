@@ -1,45 +1,102 @@
-"""Requests with a filter: answered one after the other, on the host, by the thread that has the engine's turn."""
+"""Requests with a filter: which lists they probe, and their answers.
+
+Requests with the same filter are answered together. Where a filter leaves enough rows, and devices hold lists that are
+probed, these scan them, as a batch of :mod:`hybridindex.router.engine` that requests with different filters share. The
+rest is compared on the host, by the thread that has the engine's turn.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.index.filters.row_filter import AddedFilter, RowFilter, RowFilters
-from hybridindex.router.batch.batch import Request
+from hybridindex.index.filters.row_masks import RowMasks
+from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.batch import Batch, Request
 from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
-from hybridindex.router.batch.merge import finish_topk, merge_added
+from hybridindex.router.batch.divided import DividedReply
+from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
-from hybridindex.router.batch.stages import COARSE, BatchClock
+from hybridindex.router.batch.split import ProbePart
+from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, BatchClock
 from hybridindex.tiers.host.added_scanner import AddedScanner
-from hybridindex.tiers.host.filtered_scanner import ChosenLists, FilteredScanner
+from hybridindex.tiers.host.filtered_scanner import ChosenLists, FilteredScanner, Wish
 from hybridindex.types import F32, I64, SearchResult
 
-__all__ = ["FilteredSearches"]
+__all__ = ["FilteredSearches", "Group"]
 
+_log = logging.getLogger(__name__)
 
-#: Queries times lists that may be ranked at a time.
+#: Queries times lists of one group at most.
 _MOST_CELLS = 1 << 22
+#: Share of the rows from which on devices scan whole lists for a filter. They read so many times as many bytes as the
+#: host compares, and no more times faster.
+_LEAST_ON_DEVICES = 1 / 32
 
 
-class _Part(NamedTuple):
-    """The answer of some queries."""
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Requests that are answered together: with the same filter, as many lists and places."""
 
+    requests: list[Request]
+    #: (n, scan_dim) float32, of all of them.
+    queries: F32
+    #: What the filter leaves, without what was deleted.
+    wanted: RowFilter
+    #: And of the rows that were added; None: there are none.
+    added: AddedFilter | None
+    #: (nlist,) int64 rows of each list that may be answered; and all.
+    counts: I64
+    sizes: I64
+    #: What had changed; None: nothing.
+    live: LiveRows | None
+    #: Changes of the quarantine that were known.
+    seen: int
     chosen: ChosenLists
-    distances: F32
-    ids: I64
+
+    @property
+    def k(self) -> int:
+        return self.requests[0].params.k
+
+    def rows(self) -> Iterator[tuple[Request, slice]]:
+        """Requests, and which of the queries are theirs."""
+        start = 0
+        for request in self.requests:
+            yield request, slice(start, start + len(request.queries))
+            start += len(request.queries)
+
+    def leave_out(self, requests: Sequence[Request]) -> None:
+        left = np.concatenate([np.full(len(r.queries), r not in requests) for r in self.requests])
+        self.requests = [request for request in self.requests if request not in requests]
+        self.queries, self.chosen = self.queries[left], self.chosen.take(left)
 
 
-def _stacked(parts: list[I64]) -> I64:
-    """Rows of all parts, each as wide as the widest."""
-    width = max(part.shape[1] for part in parts)
-    return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in parts])
+def _stacked(groups: Sequence[Group]) -> tuple[I64, F32]:
+    """(n, w) lists and coarse distances of all groups, short rows end in -1."""
+    parts = [group.chosen.of_each(len(group.queries)) for group in groups]
+    width = max(probes.shape[1] for probes, _ in parts)
+    pads = [((0, 0), (0, width - probes.shape[1])) for probes, _ in parts]
+    probes = [np.pad(probes, pad, constant_values=-1) for (probes, _), pad in zip(parts, pads, strict=True)]
+    coarse = [np.pad(coarse, pad) for (_, coarse), pad in zip(parts, pads, strict=True)]
+    return np.concatenate(probes), np.concatenate(coarse)
+
+
+def _masks_of(groups: Sequence[Group]) -> RowMasks:
+    """The filters of all queries of some groups."""
+    filters = list({id(group.wanted): group.wanted for group in groups}.values())
+    numbers = {id(wanted): number for number, wanted in enumerate(filters)}
+    of_group = [np.full(len(group.queries), numbers[id(group.wanted)], dtype=np.int32) for group in groups]
+    return RowMasks(tuple(filters), np.concatenate(of_group))
 
 
 class FilteredSearches:
-    """One call at a time."""
+    """One call at a time, but for :meth:`scan_part`."""
 
     def __init__(self, parts: RouterParts, filters: RowFilters, added: AddedScanner) -> None:
         self._index = parts.index
@@ -54,98 +111,254 @@ class FilteredSearches:
         self._pace = PaceEstimator()
 
     def search(self, request: Request, clock: BatchClock) -> int:
-        """Answers one request; returns how many rows were compared.
+        """Answers one request on the host; returns how many rows were compared."""
+        return sum(self.answer(group, clock) for group in self.choose([request], clock))
 
-        Raises:
-            DamagedListsError: it probes lists in quarantine.
+    # Choosing
+
+    def choose(
+        self, requests: Sequence[Request], clock: BatchClock, list_device: npt.NDArray[np.int16] | None = None
+    ) -> list[Group]:
+        """Groups of requests, and the lists that they probe. Requests that fail, as they probe lists in quarantine, are
+        in none, and told. Never raises.
+
+        ``list_device``: who scans each list; None: the host does.
         """
-        scanner, n = self._opened(), len(request.queries)
-        step = max(1, _MOST_CELLS // self._index.nlist)
-        parts = [self._search(scanner, request, slice(at, at + step), clock) for at in range(0, n, step)]
-        n_rows = int(sum(part.chosen.n_rows.sum() for part in parts))
+        started = time.perf_counter()
+        seen, damaged = self._integrity.seen, self._integrity.quarantined
+        live = self._index.rows.live.current()
+        groups: dict[object, Group] = {}
+        for request in self._in_pieces(requests):
+            try:
+                made = self._group_of(request, live, seen)
+            except BaseException as error:  # noqa: BLE001 - handed to who waits
+                request.reply.fail(error)
+                continue
+            # A deadline is one request's.
+            key = id(request) if request.deadline_s is not None else (id(made.wanted), request.nprobe, made.k)
+            known = groups.setdefault(key, made)
+            if known is not made:
+                known.requests.append(request)
+        found = list(groups.values())
+        for group in found:
+            if len(group.requests) > 1:
+                group.queries = np.concatenate([request.queries for request in group.requests])
+        try:
+            self._choose_lists(found)
+            for group in found:
+                if group.requests[0].deadline_s is not None:
+                    group.chosen = self._limited(group, list_device)
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            for group in found:
+                for request in group.requests:
+                    request.reply.fail(error)
+            return []
+        clock.note(COARSE, started)
+        if damaged is not None:
+            for group in found:
+                self._refuse_damaged(group, damaged)
+        return [group for group in found if group.requests]
+
+    def _in_pieces(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """Requests of as many queries as may rank lists at a time."""
+        most = max(1, _MOST_CELLS // self._index.nlist)
+        for request in requests:
+            n = len(request.queries)
+            if n <= most:
+                yield request
+                continue
+            divided = DividedReply(request.reply, n, request.params.k, -(-n // most))
+            for start in range(0, n, most):
+                rows = slice(start, min(n, start + most))
+                hit_rate = None if request.hit_rate is None else request.hit_rate[rows]
+                yield replace(request, queries=request.queries[rows], reply=divided.part(rows), hit_rate=hit_rate)
+
+    def _group_of(self, request: Request, live: LiveRows | None, seen: int) -> Group:
+        every = self._filters.make(None, None) if request.filter is None else self._filters.renewed(request.filter)
+        wanted = self._filters.without(every, None if live is None else live.deleted)
+        added, counts, sizes = None, wanted.counts, self._index.list_sizes
+        if live is not None and live.added is not None:
+            added = self._filters.of_added(every, live.added)
+            counts, sizes = counts + added.counts, sizes + live.added.sizes
+        return Group(
+            requests=[request],
+            queries=request.queries,
+            wanted=wanted,
+            added=added,
+            counts=counts,
+            sizes=sizes,
+            live=live,
+            seen=seen,
+            chosen=ChosenLists.none(len(request.queries)),
+        )
+
+    def _choose_lists(self, groups: Sequence[Group]) -> None:
+        wishes = [
+            Wish(group.queries, group.counts, group.sizes, first.nprobe, group.k, first.deadline_s is not None)
+            for group in groups
+            for first in group.requests[:1]
+        ]
+        for group, chosen in zip(groups, self._opened().choose(wishes), strict=True):
+            group.chosen = chosen
+
+    def _limited(self, group: Group, list_device: npt.NDArray[np.int16] | None) -> ChosenLists:
+        """As many of the chosen lists as fit the deadline of the group's one request, ``min_nprobe`` at least."""
+        (request,), chosen, counts = group.requests, group.chosen, group.counts
+        assert request.deadline_s is not None
+        width = chosen.probes.shape[1]
+        if width <= request.params.min_nprobe:
+            return chosen
+        there = chosen.probes >= 0
+        rows: I64 = np.where(there, counts[chosen.probes], 0)
+        here = rows
+        if list_device is not None and self._takes_devices(group):
+            here = np.where(list_device[chosen.probes] < 0, rows, 0)
+        left_s = request.deadline_s - time.monotonic()
+        fit = nprobe_for_deadline(here, 0, left_s, self._pace, request.params.min_nprobe, width)
+        if fit == width:
+            return chosen
+        self._stats.add(nprobe_lowered=1)
+        n_probes = np.minimum(chosen.n_probes, fit).astype(np.int32)
+        return ChosenLists(chosen.probes[:, :fit], chosen.coarse[:, :fit], n_probes, rows[:, :fit].sum(axis=1))
+
+    def _refuse_damaged(self, group: Group, damaged: npt.NDArray[np.bool_]) -> None:
+        """Fails those that probe a list in quarantine."""
+        probes, _ = group.chosen.of_each(len(group.queries))
+        refused = []
+        for request, rows in group.rows():
+            found = np.unique(probes[rows][(probes[rows] >= 0) & damaged[probes[rows]]])
+            if len(found):
+                refused.append(request)
+                request.reply.fail(self._integrity.error(found.tolist()))
+        if refused:
+            group.leave_out(refused)
+
+    def for_devices(self, groups: Sequence[Group], list_device: npt.NDArray[np.int16]) -> list[Group]:
+        """Those of which devices scan a part, by who scans each list."""
+        if not self._parts.paged or self._index.rabitq is not None:
+            return []
+        return [group for group in groups if self._takes_devices(group) and self._any_there(group, list_device)]
+
+    def _takes_devices(self, group: Group) -> bool:
+        return not group.chosen.same and group.wanted.total >= _LEAST_ON_DEVICES * self._index.count
+
+    def _any_there(self, group: Group, list_device: npt.NDArray[np.int16]) -> bool:
+        probes = group.chosen.probes
+        return bool((list_device[probes[probes >= 0]] >= 0).any())
+
+    # Answering
+
+    def answer(self, group: Group, clock: BatchClock) -> int:
+        """Answers a group on the host; returns how many rows were compared. Never raises."""
+        try:
+            distances, ids = self._compare(group, clock)
+            if self._integrity.marks[0] != group.seen:
+                self._integrity.catch_up()
+                return sum(self.answer(again, clock) for again in self.choose(group.requests, clock))
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            for request in group.requests:
+                request.reply.fail(error)
+            return 0
+        n_rows = int(group.chosen.n_rows.sum())
+        n_new = sum(len(request.queries) for request in group.requests if not request.again)
         self._stats.add(
-            requests=int(not request.again),
-            queries=0 if request.again else n,
+            requests=sum(not request.again for request in group.requests),
+            queries=n_new,
             batches=1,
-            largest_batch=n,
-            host_work_bytes=n_rows * scanner.row_bytes,
-            filtered_requests=1,
+            largest_batch=len(group.queries),
+            host_work_bytes=n_rows * self._opened().row_bytes,
+            filtered_requests=len(group.requests),
             filtered_rows=n_rows,
         )
-        if request.on_probes is not None:
-            request.tell_probes(_stacked([part.chosen.of_each(len(part.ids))[0] for part in parts]))
-        result = SearchResult(
-            ids=np.concatenate([part.ids for part in parts]),
-            distances=np.concatenate([part.distances for part in parts]),
-            nprobe_used=np.concatenate([part.chosen.n_probes for part in parts]),
-            # Of one that a batch could not answer, that of the batch.
-            hit_rate=np.zeros(n, dtype=np.float32) if request.hit_rate is None else request.hit_rate,
-        )
-        request.reply.settle(result)
-        request.reply.announce()
+        probes, _ = group.chosen.of_each(len(group.queries))
+        alone = len(group.requests) == 1
+        for request, rows in group.rows():
+            n = len(request.queries)
+            request.tell_probes(probes[rows])
+            request.reply.settle(
+                SearchResult(
+                    # Copies: views would keep all answers alive.
+                    ids=ids if alone else ids[rows].copy(),
+                    distances=distances if alone else distances[rows].copy(),
+                    nprobe_used=group.chosen.n_probes[rows].copy(),
+                    # Of one that a batch could not answer, that of the batch.
+                    hit_rate=np.zeros(n, dtype=np.float32) if request.hit_rate is None else request.hit_rate,
+                )
+            )
+        for request in group.requests:
+            request.reply.announce()
         return n_rows
 
-    def _search(self, scanner: FilteredScanner, request: Request, rows: slice, clock: BatchClock) -> _Part:
-        """Answers some of a request's queries."""
-        integrity, queries = self._integrity, request.queries[rows]
-        while True:
-            seen, damaged = integrity.seen, integrity.quarantined
-            chosen, wanted, added = self._choose(scanner, request, queries, clock)
-            if damaged is not None:
-                found = np.unique(chosen.probes[(chosen.probes >= 0) & damaged[chosen.probes]])
-                if len(found):
-                    raise integrity.error(found.tolist())
-            started = time.perf_counter()
-            distances, ids = scanner.compare(queries, wanted, chosen, request.params.k)
-            came = None
-            if added is not None:
-                probes = chosen.of_each(len(queries))[0]
-                came = self._added.scan(added.rows, queries, probes, request.params.k, filter_ids=added.ids)
-            if integrity.marks[0] == seen:
-                break
-            integrity.catch_up()
-        keep_max = self._index.rows.metric == "ip"
+    def _compare(self, group: Group, clock: BatchClock) -> tuple[F32, I64]:
+        started = time.perf_counter()
+        n, keep_max = len(group.queries), self._index.rows.metric == "ip"
+        distances, ids = self._opened().compare(group.queries, group.wanted, group.chosen, group.k)
         finish_topk(distances, ids, keep_max=keep_max)
-        if came is not None:
-            merge_added(distances, ids, came, keep_max=keep_max)
+        if group.added is not None:
+            probes, _ = group.chosen.of_each(n)
+            came = self._scan_added(group.added, group.queries, probes, group.k)
+            if came is not None:
+                merge_added(distances, ids, came, keep_max=keep_max)
         clock.note_rerank(started)
-        self._pace.observe(int(chosen.n_rows.sum()), time.perf_counter() - started)
-        return _Part(chosen, distances, ids)
+        self._pace.observe(int(group.chosen.n_rows.sum()), time.perf_counter() - started)
+        return distances, ids
+
+    def _scan_added(self, added: AddedFilter, queries: F32, probes: I64, k: int) -> tuple[F32, I64] | None:
+        return self._added.scan(added.rows, queries, probes, k, filter_ids=added.ids)
 
     def _opened(self) -> FilteredScanner:
         if self._scanner is None:
             self._scanner = FilteredScanner(self._index, self._parts.host)
         return self._scanner
 
-    def _choose(
-        self, scanner: FilteredScanner, request: Request, queries: F32, clock: BatchClock
-    ) -> tuple[ChosenLists, RowFilter, AddedFilter | None]:
-        started = time.perf_counter()
-        every = self._filters.make(None, None) if request.filter is None else self._filters.renewed(request.filter)
-        live = self._index.rows.live.current()
-        wanted = self._filters.without(every, None if live is None else live.deleted)
-        added, counts, sizes = None, wanted.counts, self._index.list_sizes
-        if live is not None and live.added is not None:
-            added = self._filters.of_added(every, live.added)
-            counts, sizes = counts + added.counts, sizes + live.added.sizes
-        hurried = request.deadline_s is not None
-        chosen = scanner.choose(queries, counts, sizes, request.nprobe, request.params.k, ranked=hurried)
-        if hurried:
-            chosen = self._limited(chosen, counts, request)
-        clock.note(COARSE, started)
-        return chosen, wanted, added
+    # Batches that devices share
 
-    def _limited(self, chosen: ChosenLists, counts: I64, request: Request) -> ChosenLists:
-        """As many of the chosen lists as fit the deadline, ``min_nprobe`` at least."""
-        assert request.deadline_s is not None
-        width = chosen.probes.shape[1]
-        if width <= request.params.min_nprobe:
-            return chosen
-        rows: I64 = np.where(chosen.probes >= 0, counts[chosen.probes], 0)
-        left_s = request.deadline_s - time.monotonic()
-        fit = nprobe_for_deadline(rows, 0, left_s, self._pace, request.params.min_nprobe, width)
-        if fit == width:
-            return chosen
-        self._stats.add(nprobe_lowered=1)
-        n_probes = np.minimum(chosen.n_probes, fit).astype(np.int32)
-        return ChosenLists(chosen.probes[:, :fit], chosen.coarse[:, :fit], n_probes, rows[:, :fit].sum(axis=1))
+    def fill(self, batch: Batch, groups: Sequence[Group], clock: BatchClock) -> tuple[I64, F32]:
+        """Makes a batch of the requests of ``groups`` theirs; (n, w) lists and coarse distances, short rows end in -1.
+
+        ``clock``: of the choice of their lists.
+        """
+        live, n_rows = groups[0].live, int(sum(group.chosen.n_rows.sum() for group in groups))
+        # Masks have left out what was deleted.
+        live = None if live is None or live.added is None else replace(live, deleted=None)
+        batch.begin_masked(_masks_of(groups), live, clock, seen=groups[0].seen, n_rows=n_rows)
+        self._stats.add(filtered_requests=len(batch.requests), filtered_rows=n_rows)
+        return _stacked(groups)
+
+    def scan_part(self, batch: Batch, part: ProbePart) -> tuple[F32, I64]:
+        """Compares a part of a batch with masks on the host, as a scan answers it; from any thread."""
+        assert batch.masks is not None
+        distances = np.empty((len(part.rows), batch.k), dtype=np.float32)
+        ids = np.empty((len(part.rows), batch.k), dtype=np.int64)
+        scanner = self._opened()
+        for rows, wanted in batch.masks.take(part.rows).groups():
+            probes = part.probes[rows]
+            there = probes >= 0
+            n_rows = np.where(there, wanted.counts[probes], 0).sum(axis=1)
+            chosen = ChosenLists(probes, part.coarse_distances[rows], there.sum(axis=1, dtype=np.int32), n_rows)
+            queries = np.ascontiguousarray(batch.queries[part.rows[rows]])
+            distances[rows], ids[rows] = scanner.compare(queries, wanted, chosen, batch.k)
+        return distances, ids
+
+    def scan_added(self, groups: Sequence[Group], batch: Batch, probes: I64) -> None:
+        """Scans what was added for all queries of a batch, the groups one behind the other, or fails it. Never raises;
+        ends the scan."""
+        if batch.added_lists is None:
+            return
+        started = time.perf_counter()
+        try:
+            found = empty_topk(len(batch), batch.k, keep_max=batch.keep_max)
+            start = 0
+            for group in groups:
+                rows = slice(start, start + len(group.queries))
+                start = rows.stop
+                assert group.added is not None
+                came = self._scan_added(group.added, group.queries, probes[rows], batch.k)
+                if came is not None:
+                    found[0][rows], found[1][rows] = came
+            batch.clock.note(ADDED_SCAN, started)
+            batch.complete_added(found)
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            batch.fail(error)
+        finally:
+            batch.end_scan()

@@ -200,6 +200,8 @@ class Router(OfOneProcess):
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
         refuse_infeasible(plan, force=force)
+        # Their pages would keep an arena from shrinking. They come again.
+        self._engine.added_on_devices.clear()
         self._placement.apply(plan, bandwidth_share)
 
     def set_device_budget(self, budgets: Sequence[int]) -> None:
@@ -549,11 +551,17 @@ class Router(OfOneProcess):
         held, cached = self._lookahead.marks()
         return arena_use(self._tiers, self._residency.current, self._opening.list_bytes, held=held, cached=cached)
 
+    @property
+    def added_on_devices(self) -> int:
+        """Rows that were added since the lists were written, and lie in the memory of devices beside their lists."""
+        return self._engine.added_on_devices.count
+
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""
         self._residency.check_invariants()
         self._lookahead.check_invariants()
         self._opening.host_lists.check_invariants()
+        self._engine.added_on_devices.check_invariants()
         for tier in self._tiers:
             tier.check_invariants()
 

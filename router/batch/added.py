@@ -16,12 +16,15 @@ _log = logging.getLogger(__name__)
 
 
 def scan_added(scanner: AddedScanner, batch: Batch, probes: I64) -> None:
-    """Scans them for all queries of a batch, where there are any, or fails the batch. Never raises; ends the scan."""
+    """Scans those that no device scans for all queries of a batch, where there are any, or fails the batch. Never
+    raises; ends the scan."""
     if (added := batch.added_lists) is None:
         return
     started = time.perf_counter()
     try:
-        found = scanner.scan(added, batch.queries, probes, max(r.params.k for r in batch.requests))
+        if batch.added_there is not None:
+            probes = batch.added_there.elsewhere(probes)
+        found = scanner.scan(added, batch.queries, probes, batch.k_of_added)
         batch.clock.note(ADDED_SCAN, started)
         batch.complete_added(found)
     except BaseException as error:  # noqa: BLE001 - handed to those who wait

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from hybridindex.config import SearchParams
 from hybridindex.index.filters.row_filter import RowFilter
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.integrity import Integrity
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.added_there import AddedThere
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added, merge_topk
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
@@ -216,8 +218,10 @@ class Batch:
         known = [request.live for request in requests if request.live is not None]
         #: What was deleted and added, for all requests: no one gets less than it was made with. None: nothing.
         self.live = max(known, key=lambda live: live.number) if known else None
-        #: Of the rows that were added, the nearest of each query; None: there are none in the probed lists.
+        #: Of the rows that were added, the nearest of each query so far; None: there are none in the probed lists.
         self._added: tuple[F32, I64] | None = None
+        #: What devices scan of these rows; None: nothing. Released at the end.
+        self.added_there: AddedThere | None = None
         alone = len(requests) == 1
         self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
         #: Rows that scans keep of each query.
@@ -232,6 +236,10 @@ class Batch:
         self._on_short = on_short
         #: Candidates that were reranked.
         self.candidates = 0
+        #: Which rows each query may be answered with; None: all.
+        self.masks: RowMasks | None = None
+        #: Rows that are compared for filters.
+        self.filtered_rows = 0
         #: Where devices hold rows of candidates; None: nowhere. Set before :meth:`begin`.
         self.rows_at: RowsAt | None = None
         #: Candidates that devices compared, and parts of comparisons that the host took over from them.
@@ -253,6 +261,20 @@ class Batch:
     def begin_as(self, whole: Batch) -> None:
         """This is a part of a batch that was begun before, and of which the lists in quarantine are known."""
         self.clock, self._seen = whole.clock, whole._seen
+
+    def begin_masked(
+        self, masks: RowMasks, live: LiveRows | None, clock: BatchClock, *, seen: int, n_rows: int
+    ) -> None:
+        """Its rows were chosen before, among those of some filters.
+
+        Args:
+            masks: which rows each query may be answered with, deleted ones left out.
+            live: what was added; None: nothing.
+            clock: of the choice.
+            seen: changes of the quarantine that the choice knew of.
+            n_rows: that are compared.
+        """
+        self.masks, self.live, self.clock, self._seen, self.filtered_rows = masks, live, clock, seen, n_rows
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
@@ -300,12 +322,30 @@ class Batch:
         with self._lock:
             if self._failed or self._is_stale():
                 return
-            self._added = found
+            if found is not None:
+                self._take_added(np.arange(len(self), dtype=np.int32), found)
             answered = self._count_down(np.arange(len(self), dtype=np.int32))
         self._answer(answered)
 
-    def complete_part(self, part: ProbePart, distances: F32, ids: I64) -> None:
-        """:meth:`complete` for all rows of one part; keeps the arrays where they are the whole answer."""
+    def _take_added(self, rows: I32, found: tuple[F32, I64]) -> None:
+        keep_max = self._larger_is_nearer
+        if self._added is None:
+            self._added = empty_topk(len(self), found[1].shape[1], keep_max=keep_max)
+        merge_topk(*self._added, rows, *map(np.ascontiguousarray, found), keep_max=keep_max)
+
+    @property
+    def k_of_added(self) -> int:
+        """Places of each query's answer among the rows that were added."""
+        return max(request.params.k for request in self.requests)
+
+    def complete_part(self, part: ProbePart, distances: F32, ids: I64, added: tuple[F32, I64] | None = None) -> None:
+        """:meth:`complete` for all rows of one part; keeps the arrays where they are the whole answer.
+
+        ``added``: what was found for them among the rows that were added.
+        """
+        if added is not None:
+            with self._lock:
+                self._take_added(part.rows, added)
         if not self._alone or len(part.rows) < len(self):
             self.complete(part.rows, distances, ids)
             return

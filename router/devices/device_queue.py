@@ -26,6 +26,7 @@ from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.types import I64
 
 __all__ = ["DeviceQueue", "DeviceTask", "RowTask", "ScanTask", "is_slow"]
@@ -75,9 +76,17 @@ class ScanTask(DeviceTask):
 
     def run_on(self, tier: Tier) -> Callable[[], None]:
         batch, part = self.batch, self.part
-        scanner = tier.scanner(self.residency)
-        found = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
-        return lambda: batch.complete_part(part, *found)
+        scanner, queries = tier.scanner(self.residency), batch.queries[part.rows]
+        if batch.masks is None:
+            found = scanner.scan(queries, part.probes, part.coarse_distances, batch.k)
+        else:
+            assert isinstance(scanner, PageScanner), "shards know no masks"
+            masks = batch.masks.take(part.rows)
+            found = scanner.scan(queries, part.probes, part.coarse_distances, batch.k, masks=masks)
+        added = None
+        if batch.added_there is not None:
+            added = batch.added_there.scan(tier, queries, part.probes, batch.k_of_added)
+        return lambda: batch.complete_part(part, *found, added)
 
     def run_on_host(self, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
         scan_on_host(self.batch, self.part)

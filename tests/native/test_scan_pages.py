@@ -114,6 +114,35 @@ def test_what_is_no_number_is_no_candidate(kernels, code):
         assert not np.isnan(distances).any()
 
 
+def _masked(made, kept):
+    """Arguments of a scan that may answer with these rows of all; and the mask as bits."""
+    first = np.concatenate([[0], np.cumsum(made.lists.extents[:, 0])])
+    bits = np.zeros(-(-int(first[-1]) // 64) * 64, dtype=bool)
+    bits[kept] = True
+    return {"mask": np.packbits(bits, bitorder="little"), "first_rows": first}
+
+
+@pytest.mark.parametrize("layout", ["mixed", "scattered"])
+@pytest.mark.parametrize("code", ["f32", "f16", "bf16", "sq8"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_a_mask_leaves_the_best_of_its_rows(code, share, layout):
+    rng = np.random.default_rng(8)
+    made = paged(rng, make_lists(rng, [70, 0, 45, 3], 24, code), 5, layout)
+    queries, probes = make_queries(rng, 6, 24), np.tile(np.arange(4), (6, 1))
+    kept = np.flatnonzero(rng.random(118) < share)
+    first = np.array([0, 70, 70, 115])
+    for metric in METRICS:
+        whole = scan_pages(made, metric, queries, probes, 118)
+        arguments = scan_arguments(made, metric, queries, probes, 20) | _masked(made, kept)
+        _native.scan_pages(**arguments)
+        for row in range(6):
+            rows = first[whole[1][row] >> 32] + (whole[1][row] & 0xFFFFFFFF)
+            left = np.flatnonzero(np.isin(rows, kept))[:20]
+            np.testing.assert_array_equal(arguments["positions"][row, : len(left)], whole[1][row, left])
+            np.testing.assert_array_equal(arguments["distances"][row, : len(left)], whole[0][row, left])
+            assert (arguments["positions"][row, len(left) :] == -1).all()
+
+
 def test_threads_scan_one_arena_at_the_same_time():
     """Also where the kernels hold registers that a scan sets up: AMX."""
     rng = np.random.default_rng(6)
@@ -285,3 +314,28 @@ def test_wrong_numbers_are_refused_or_answered_from_the_arena(code, faults, rows
     # Two may have the same id.
     lists, most = set(arguments["list_ids"].tolist()), max(arguments["sizes"].tolist())
     assert all(position >> 32 in lists and position & 0xFFFFFFFF < most for position in found.tolist())
+
+
+def test_a_mask_that_is_of_other_lists_is_refused():
+    rng = np.random.default_rng(7)
+    made = paged(rng, make_lists(rng, [5, 8], 16, "f32"), 4)
+    good = scan_arguments(made, "l2", make_queries(rng, 3, 16), np.tile(np.arange(2), (3, 1)), 2)
+    mask = _masked(made, [1])
+    _native.scan_pages(**good, **mask)
+    first = mask["first_rows"]
+    for bad, error, words in (
+        ({"first_rows": None}, ValueError, "without first_rows"),
+        ({"first_rows": first[:0].copy()}, ValueError, "without first_rows"),
+        ({"mask": mask["mask"][:3].copy()}, ValueError, "multiple of 8 bytes"),
+        ({"mask": mask["mask"][:0].copy()}, IndexError, "does not have a bit for each"),
+        ({"first_rows": first[:2].copy()}, IndexError, "list 1 does not have a bit"),
+        ({"first_rows": first + 1}, IndexError, None),
+        ({"first_rows": first - 1}, IndexError, "list 0 does not have a bit"),
+        ({"first_rows": first * 100}, IndexError, "does not have a bit for each"),
+    ):
+        arguments = {**good, **mask, **bad}
+        if words is None:  # one further, and still within the words
+            _native.scan_pages(**arguments)
+            continue
+        with pytest.raises(error, match=words):
+            _native.scan_pages(**arguments)

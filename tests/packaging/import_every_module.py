@@ -17,6 +17,7 @@ SKIPPED = {"hybridindex.migrations.env"}
 NEEDS = {
     "hybridindex.tiers.paged.triton_kernels": "triton",
     "hybridindex.tiers.paged.codes.triton_code_kernels": "triton",
+    "hybridindex.tiers.paged.masks.triton_mask_kernel": "triton",
     "hybridindex.tiers.paged.pq.triton_pq_kernels": "triton",
 }
 #: Need an extra, and have to say so where it is not installed.

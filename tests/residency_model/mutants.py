@@ -181,8 +181,8 @@ def frees_half_a_list_while_it_is_copied(patch: Any) -> None:
 def loses_the_pages_of_a_second_copy(patch: Any) -> None:
     real = ResidencyStore._next
 
-    def following(store: Any, loads: Any, drops: Any) -> Any:
-        snapshot, retired, _ = real(store, loads, drops)
+    def following(store: Any, *given: Any) -> Any:
+        snapshot, retired, _ = real(store, *given)
         return snapshot, retired, []
 
     patch.setattr(ResidencyStore, "_next", following)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.index import from_faiss
+from hybridindex.index.filters.row_filter import RowFilters
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
@@ -62,6 +64,8 @@ def pairs(cases, scanners):
             yield pytest.param((case, name), marks=marks, id="-".join((*case, name)))
 
 
+#: Scanners of pages, whose queries may have filters of their own.
+PAGED = ("native-cpu", "torch-cpu", "triton-cpu", "torch-cuda", "triton-cuda")
 PAIRS = [
     *pairs([*CASES, *PQ_CASES], SCANNERS),
     *pairs(FAST_SCAN_CASES, SCANNERS[2:]),
@@ -224,6 +228,35 @@ def test_filter_keeps_only_named_ids(index, scanner):
         np.testing.assert_allclose(distances[row, : len(ranked)], ranked, rtol=2e-4, atol=2e-4)
         assert np.isin(ids[row, : len(ranked)], allowed).all()
         assert (ids[row, len(ranked) :] == -1).all()
+
+
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p.values[0][1] in PAGED], indirect=True)
+def test_each_query_is_answered_with_rows_of_its_own_filter(index, scanner):
+    queries = index.transform(clustered(6, seed=6))
+    probes, coarse = index.quantize(queries, 4)
+    probes[0, 1] = -1
+    rng, filters = np.random.default_rng(0), RowFilters(index)
+    # None, nearly none, some, nearly all, all.
+    kept = [np.flatnonzero(rng.random(3000) < share) for share in (0.0, 0.02, 0.3, 0.95, 1.0)]
+    masks = RowMasks(tuple(filters.make(ids, None) for ids in kept), np.array([1, 0, 2, 3, 1, 4], np.int32))
+    scanner.scan(queries, probes, coarse, 10)
+    before = None
+    # Different scans between, and masks that were dropped: what a device keeps of them is of no other's.
+    for dropped in (False, True):
+        if dropped:
+            masks = RowMasks(tuple(filters.make(ids.copy(), np.array([-1])) for ids in kept), masks.of_query)
+        found = scanner.scan(queries, probes, coarse, 10, masks=masks)
+        if before is not None:
+            np.testing.assert_array_equal(found[1], before[1])
+            np.testing.assert_array_equal(found[0], before[0])
+        before = found
+    for row, number in enumerate(masks.of_query):
+        all_ids, exact = candidate_distances(index, queries[row], probes[row])
+        exact = exact[np.isin(all_ids, kept[number])]
+        ranked = np.sort(exact)[::-1][:10] if index.metric == "ip" else np.sort(exact)[:10]
+        np.testing.assert_allclose(found[0][row, : len(ranked)], ranked, rtol=2e-4, atol=2e-4)
+        assert np.isin(found[1][row, : len(ranked)], kept[number]).all()
+        assert (found[1][row, len(ranked) :] == -1).all()
 
 
 @over_all

@@ -4,7 +4,9 @@ and searches leave out what goes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from hybridindex.config import check_ids
 from hybridindex.errors import DuplicateIdError, InvalidInputError, UnsupportedIndexError
+from hybridindex.extension import native
 from hybridindex.index.attributes.added import as_stream
 from hybridindex.index.attributes.columns import as_attributes, fitted
 from hybridindex.index.attributes.stored import find_attributes
@@ -35,6 +38,8 @@ _T = TypeVar("_T")
 WAIT_S = 10.0
 #: Of one call, in codes and in rows.
 _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
+#: So many rows of one call are worth other cores to find their lists; and how many cores at most.
+_MANY_ROWS, _MOST_THREADS = 256, 4
 #: Ids that a message names.
 _MOST_NAMED = 5
 
@@ -200,12 +205,23 @@ def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows
     if not n:
         return _Rows(numbered, no_ids(), no_rows(index.code_size), b"")
     transformed = index.transform(source.rows(0, n))
-    lists = index.quantize(transformed, 1)[0][:, 0]
+    lists = index.quantize(transformed, 1, _helpers() if n >= _MANY_ROWS else None)[0][:, 0]
     if (lists < 0).any():
         raise InvalidInputError(
             f"vectors[{int(np.argmax(lists < 0))}] is nearest to no list; expected finite distances"
         )
     return _Rows(numbered, lists, index.encode_rows(transformed, lists), stream)
+
+
+@cache
+def _helpers() -> Any:
+    """Threads beside a caller's, of all writers of the process; None: there is no other core, or no extension."""
+    n_helpers = min(len(os.sched_getaffinity(0)), _MOST_THREADS) - 1
+    return native.ThreadPool(n_helpers) if native is not None and n_helpers > 0 else None
+
+
+# A child process has none of the threads.
+os.register_at_fork(after_in_child=_helpers.cache_clear)
 
 
 def _attributes(index: IVFIndex, attributes: Any, n: int) -> bytes:

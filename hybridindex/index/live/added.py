@@ -45,6 +45,10 @@ class AddedLists:
     count: int
     #: Of these, and of others that are gone.
     attributes: AddedAttributes
+    #: Whose snapshot it is; and (nlist,) int64, how often each list has lost rows. Where two snapshots have both in
+    #: common, the rows of one are the first of the other's, in the same order.
+    origin: object
+    losses: I64
 
     @property
     def sizes(self) -> I64:
@@ -92,6 +96,7 @@ class AddedRows:
         self._row_bytes = code_size + _BESIDE_BYTES
         self._granule = 8 // math.gcd(8, code_size)
         self._table: I64 = np.zeros((nlist, 3), dtype=np.int64)
+        self._origin, self._losses = object(), np.zeros(nlist, dtype=np.int64)
         self._data = _arena(0)
         self._free = 0
         #: The list of each id.
@@ -124,7 +129,8 @@ class AddedRows:
         table = self._table.copy()
         table.setflags(write=False)
         attributes = self._attributes.first(self._n_ever)
-        return AddedLists(self._data, table, self._code_size, len(self._list_of), attributes)
+        losses = self._losses.copy()
+        return AddedLists(self._data, table, self._code_size, len(self._list_of), attributes, self._origin, losses)
 
     def insert(self, lists: I64, ids: I64, codes: U8, attributes: bytes) -> None:
         """Adds rows; none of the ids is there."""
@@ -156,6 +162,7 @@ class AddedRows:
     def remove(self, ids: Sequence[int]) -> None:
         """Takes rows out; all of the ids are there."""
         touched = np.unique([self._list_of.pop(each) for each in ids])
+        self._losses[touched] += 1
         sizes = self._table[touched, 0]
         capacity = self._whole(np.maximum(sizes + sizes // 8, _FEWEST_ROWS))
         self._make_room(int((capacity * self._row_bytes + ALIGNMENT).sum()))

@@ -80,12 +80,14 @@ public:
                     In<std::int64_t, 1> sizes, In<std::int64_t, 1> page_starts, In<std::int32_t, 1> pages,
                     In<std::int64_t, 1> member_starts, In<std::int32_t, 1> members, In<float, 2> centroids,
                     In<std::int64_t, 1> all_ids, In<std::int64_t, 1> id_starts, In<float, 2> queries,
-                    InOut<float, 2> distances, InOut<std::int64_t, 2> ids) const {
+                    InOut<float, 2> distances, InOut<std::int64_t, 2> ids, std::optional<In<std::uint8_t, 1>> mask,
+                    std::optional<In<std::int64_t, 1>> first_rows) const {
         if (rows_per_page < 1 || rows_per_page > length(arena, 1) / form_.row_bytes() ||
             (form_.bits == 4 && rows_per_page % kPqRows != 0))
             throw std::invalid_argument("rows_per_page is " + std::to_string(rows_per_page) + "; pages of " +
                                         std::to_string(arena.shape(1)) + " bytes do not hold so many");
         PagePlan plan = page_plan(list_ids, sizes, page_starts, pages, member_starts, members);
+        mask_plan(plan, mask, first_rows);
         if (form_.residual) {
             if (centroids.shape(0) != list_ids.shape(0) || length(centroids, 1) != form_.dim)
                 throw std::invalid_argument("centroids must be (n_lists, dim)");
@@ -173,7 +175,8 @@ void bind_pq(nb::module_& m) {
              nb::arg("list_ids").noconvert(), nb::arg("sizes").noconvert(), nb::arg("page_starts").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("member_starts").noconvert(), nb::arg("members").noconvert(),
              nb::arg("centroids").noconvert(), nb::arg("all_ids").noconvert(), nb::arg("id_starts").noconvert(),
-             nb::arg("queries").noconvert(), nb::arg("distances").noconvert(), nb::arg("ids").noconvert());
+             nb::arg("queries").noconvert(), nb::arg("distances").noconvert(), nb::arg("ids").noconvert(),
+             nb::arg("mask").none() = nb::none(), nb::arg("first_rows").none() = nb::none());
     nb::class_<PyPqScanner>(m, "PqScanner")
         .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const PyPqForm&, In<float, 2>>(),
              nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("form"), nb::arg("centroids").noconvert(),

@@ -1,15 +1,18 @@
 #include "bindings/bind_scan_pages.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "bindings/arrays.h"
 #include "bindings/bind_list_scan.h"
+#include "bindings/scan_arguments.h"
 #include "jobs/scan_items.h"
 #include "scan/scan_pages.h"
 
@@ -48,7 +51,8 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
           In<float, 1> offset, In<std::int64_t, 1> list_ids, In<std::int64_t, 1> sizes, In<std::int64_t, 1> page_starts,
           In<std::int32_t, 1> pages, In<std::int64_t, 1> member_starts, In<std::int32_t, 1> members,
           In<float, 2> centroids, In<float, 2> queries, bool keep_max, InOut<float, 2> distances,
-          InOut<std::int64_t, 2> positions, const std::string& kernels) {
+          InOut<std::int64_t, 2> positions, const std::string& kernels, std::optional<In<std::uint8_t, 1>> mask,
+          std::optional<In<std::int64_t, 1>> first_rows) {
     const std::size_t n_lists = list_ids.shape(0), dim = queries.shape(1), n = queries.shape(0);
     RowCodes rows = row_codes(code, dim);
     if (rows_per_page < 1 || rows_per_page > length(arena, 1) / rows.code_size)
@@ -63,6 +67,7 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
     rows.scale = scale.data();
     rows.offset = offset.data();
     PagePlan plan = page_plan(list_ids, sizes, page_starts, pages, member_starts, members);
+    mask_plan(plan, mask, first_rows);
     const bool residual = centroids.shape(0) != 0;
     if (residual && (centroids.shape(0) != n_lists || centroids.shape(1) != dim))
         throw std::invalid_argument("centroids must be (n_lists, dim), or have no rows");
@@ -102,6 +107,15 @@ PagePlan page_plan(const In<std::int64_t, 1>& list_ids, const In<std::int64_t, 1
             member_starts.data(), members.data(), nullptr};
 }
 
+void mask_plan(PagePlan& plan, const std::optional<In<std::uint8_t, 1>>& mask,
+               const std::optional<In<std::int64_t, 1>>& first_rows) {
+    if (!mask) return;
+    if (!first_rows || first_rows->shape(0) < 1) throw std::invalid_argument("mask is given without first_rows");
+    const std::int64_t nbytes = length(*mask, 0);
+    if (nbytes % 8 != 0) throw std::invalid_argument("mask must be a multiple of 8 bytes");
+    plan.mask = {or_nothing(mask->data()), nbytes * 8, first_rows->data(), length(*first_rows, 0) - 1};
+}
+
 void bind_scan_pages(nb::module_& m) {
     m.def("group_probes", &group, nb::arg("probes").noconvert(), nb::arg("extents").noconvert(),
           nb::arg("places") = false);
@@ -117,7 +131,8 @@ void bind_scan_pages(nb::module_& m) {
           nb::arg("sizes").noconvert(), nb::arg("page_starts").noconvert(), nb::arg("pages").noconvert(),
           nb::arg("member_starts").noconvert(), nb::arg("members").noconvert(), nb::arg("centroids").noconvert(),
           nb::arg("queries").noconvert(), nb::arg("keep_max"), nb::arg("distances").noconvert(),
-          nb::arg("positions").noconvert(), nb::arg("kernels") = "");
+          nb::arg("positions").noconvert(), nb::arg("kernels") = "", nb::arg("mask").none() = nb::none(),
+          nb::arg("first_rows").none() = nb::none());
 }
 
 }  // namespace hybridindex

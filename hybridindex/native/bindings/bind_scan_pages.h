@@ -2,6 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <optional>
 #include <string>
 
 #include "bindings/arrays.h"
@@ -16,6 +17,10 @@ RowCodes row_codes(const std::string& name, std::size_t dim);
 PagePlan page_plan(const In<std::int64_t, 1>& list_ids, const In<std::int64_t, 1>& sizes,
                    const In<std::int64_t, 1>& page_starts, const In<std::int32_t, 1>& pages,
                    const In<std::int64_t, 1>& member_starts, const In<std::int32_t, 1>& members);
+
+// Lets a scan of a plan answer with rows of a mask only, where there is one. Throws std::invalid_argument.
+void mask_plan(PagePlan& plan, const std::optional<In<std::uint8_t, 1>>& mask,
+               const std::optional<In<std::int64_t, 1>>& first_rows);
 
 void bind_scan_pages(nanobind::module_& m);
 

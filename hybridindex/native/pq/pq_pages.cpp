@@ -45,6 +45,8 @@ void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& pla
             for (std::int64_t row = 0, count; row < plan.sizes[l]; row += count) {
                 const std::int64_t in_page = row % pages.rows_per_page;
                 count = std::min<std::int64_t>({kPqRows, pages.rows_per_page - in_page, plan.sizes[l] - row});
+                const std::uint32_t wanted = plan.wanted(l, row, count);
+                if (wanted == 0) continue;
                 const std::uint8_t* const codes =
                     pages.base + own[row / pages.rows_per_page] * pages.page_bytes + in_page * row_bytes;
                 for (std::int64_t i = 0; i < kPqRows * row_bytes; i += 64) __builtin_prefetch(codes + kBytesAhead + i, 0, 2);
@@ -53,7 +55,6 @@ void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& pla
                 else if (form.has_terms())
                     for (std::int64_t r = 0; r < count; ++r)
                         std::memcpy(terms + r, codes + r * row_bytes + code_size, sizeof(float));
-                const std::uint32_t wanted = count < kPqRows ? (1u << count) - 1u : ~0u;
                 group.compare({codes, row_bytes, terms, static_cast<int>(count), wanted, own_ids + row});
             }
         }

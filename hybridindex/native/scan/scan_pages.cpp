@@ -21,6 +21,12 @@ void check_plan(const PagePlan& plan, std::int64_t n_pages, std::int64_t rows_pe
         if (plan.sizes[l] < 0 || plan.sizes[l] > std::numeric_limits<std::uint32_t>::max() ||
             plan.sizes[l] > held * rows_per_page)
             throw std::out_of_range("list " + std::to_string(plan.list_ids[l]) + " has more rows than its pages hold");
+        if (plan.mask.bits != nullptr) {
+            const std::int64_t list = plan.list_ids[l];
+            if (list >= plan.mask.nlist || plan.mask.first[list] < 0 || plan.mask.first[list + 1] > plan.mask.n_bits ||
+                plan.mask.first[list + 1] - plan.mask.first[list] != plan.sizes[l])
+                throw std::out_of_range("list " + std::to_string(list) + " does not have a bit for each of its rows");
+        }
         for (std::int64_t p = plan.page_starts[l]; p < plan.page_starts[l + 1]; ++p)
             if (plan.pages[p] < 0 || plan.pages[p] >= n_pages)
                 throw std::out_of_range("page " + std::to_string(plan.pages[p]) + " is outside the arena");
@@ -93,14 +99,17 @@ private:
         for (std::int64_t first = probed_.starts[probed]; first < probed_.starts[probed + 1]; first += group_) {
             scan_.start_group(probed_.members.data() + first,
                               static_cast<int>(std::min(group_, probed_.starts[probed + 1] - first)), centroid, following);
-            for (BlockWalk at(pages, item.first, item.first + item.count); at.more(); at.advance())
+            for (BlockWalk at(pages, item.first, item.first + item.count); at.more(); at.advance()) {
+                const std::uint32_t wanted = plan_.wanted(list_of(item), at.first(), at.rows());
+                if (wanted == 0) continue;
                 scan_.scan({.codes = at.whole() ? at.row(0) : gather(at),
                             .n_rows = at.rows(),
-                            .wanted = (1u << at.rows()) - 1u,
+                            .wanted = wanted,
                             .ids = nullptr,
                             .first_id = origin | at.first(),
                             .terms = {},
                             .next = block_at(at.fetch_next(following.data()))});
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "routing/matching_rows.h"
 #include "simd/block_kernels.h"
 #include "scan/paged_list.h"
 #include "scan/row_scan.h"
@@ -19,6 +20,13 @@ struct PagePlan {
     const std::int64_t* member_starts;
     const std::int32_t* members;  // rows of queries
     const float* centroids;       // (n_lists, dim) added to decoded rows, or nullptr
+    RowMask mask{};               // by list ids, the rows that may be answered; no bits: all
+
+    // Of rows `row` and on of list `l` of the plan, `count` of them, at most 32: as bits.
+    std::uint32_t wanted(std::int64_t l, std::int64_t row, std::int64_t count) const {
+        if (mask.bits != nullptr) return mask.of_rows(list_ids[l], row, count);
+        return count >= 32 ? ~0u : (1u << count) - 1u;
+    }
 };
 
 struct PageTask {
@@ -30,7 +38,7 @@ struct PageTask {
     std::int64_t* positions;  // (n, k) list id << 32 | row in list, which orders equal distances; -1 in empty places
 };
 
-// Throws std::out_of_range where a plan names what lies outside the arena, or a query that is none of the n.
+// Throws std::out_of_range where a plan names what lies outside the arena or the mask, or a query that is none of the n.
 void check_plan(const PagePlan& plan, std::int64_t n_pages, std::int64_t rows_per_page, std::int64_t n);
 
 // Throws std::out_of_range before it reads anything outside the arena or the queries.

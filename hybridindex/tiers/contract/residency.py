@@ -169,14 +169,21 @@ class ResidencyStore:
             self._readers[snapshot.version] = self._readers.get(snapshot.version, 0) + 1
         return Lease(self, snapshot)
 
-    def publish(self, loads: Mapping[int, tuple[int, I32]], drops: Iterable[int] = ()) -> Residency:
-        """Replaces the snapshot: ``loads`` maps list -> (device, pages written), ``drops`` are lists to forget.
+    def publish(
+        self,
+        loads: Mapping[int, tuple[int, I32]],
+        drops: Iterable[int] = (),
+        *,
+        grown: Mapping[int, I32] | None = None,
+    ) -> Residency:
+        """Replaces the snapshot: ``loads`` maps list -> (device, pages written), ``drops`` are lists to forget, and
+        ``grown`` resident lists that have these pages behind those that they had.
 
         A list in ``drops`` that is not resident is ignored. Where two devices loaded the same list at once, the first
         published copy stays and the pages of the second are given back. Publishers wait for each other.
         """
         with self._writing:
-            snapshot, retired, surplus = self._next(loads, np.fromiter(drops, dtype=np.int64))
+            snapshot, retired, surplus = self._next(loads, np.fromiter(drops, dtype=np.int64), grown or {})
             with self._lock:
                 self._current = snapshot
                 if retired:
@@ -188,7 +195,7 @@ class ResidencyStore:
         return snapshot
 
     def _next(
-        self, loads: Mapping[int, tuple[int, I32]], drops: I64
+        self, loads: Mapping[int, tuple[int, I32]], drops: I64, grown: Mapping[int, I32]
     ) -> tuple[Residency, list[tuple[int, I32]], list[tuple[int, I32]]]:
         """The snapshot after this one, the (device, pages) that it gives up, and those of ``loads`` that came late."""
         old = self._current
@@ -209,6 +216,13 @@ class ResidencyStore:
             at = self._append(np.concatenate(brought), list_log, page_counts)
             list_log[lists] = at + np.cumsum(counts) - counts
             list_device[lists], page_counts[lists] = [device for device, _ in fresh.values()], counts
+        if grown := {list_id: pages for list_id, pages in grown.items() if len(pages)}:
+            lists = np.fromiter(grown, dtype=np.int64)
+            assert (list_device[lists] >= 0).all(), "a list that is not resident cannot grow"
+            longer = [np.concatenate((old.pages_of(lists[i : i + 1]), pages)) for i, pages in enumerate(grown.values())]
+            counts = np.array([len(pages) for pages in longer], dtype=np.int32)
+            at = self._append(np.concatenate(longer), list_log, page_counts)
+            list_log[lists], page_counts[lists] = at + np.cumsum(counts) - counts, counts
         snapshot = Residency(
             version=old.version + 1,
             list_device=_frozen(list_device),

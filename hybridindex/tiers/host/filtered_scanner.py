@@ -9,9 +9,11 @@ filter. Where a filter leaves few rows, these are all of them, and the answer is
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.extension import native
 from hybridindex.index.filters.row_filter import RowFilter, ids_of
@@ -23,7 +25,7 @@ from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I32, I64, U8
 
-__all__ = ["ChosenLists", "FilteredScanner", "choose_lists", "matching_rows", "matching_rows_reference"]
+__all__ = ["ChosenLists", "FilteredScanner", "Wish", "choose_lists", "matching_rows", "matching_rows_reference"]
 
 #: Positions that are compared at a time: 8 bytes each.
 _MOST_POSITIONS = 4 << 20
@@ -32,6 +34,8 @@ _MOST_POSITIONS = 4 << 20
 _FIRST_LISTS, _MORE_LISTS = 2, 4
 #: That are compared in the time in which one list is ranked.
 _ROWS_PER_RANKED_LIST = 4
+#: Queries times lists that are ranked at a time.
+_MOST_CELLS = 1 << 22
 #: So many queries share the rows of lists enough to be compared list by list; and from this share of the rows on, whole
 #: blocks of them are.
 _FEWEST_BY_LIST, _SPARSE = 4, 0.3
@@ -60,6 +64,31 @@ class ChosenLists(NamedTuple):
         shape = (n, self.probes.shape[1])
         probes, coarse = np.broadcast_to(self.probes, shape), np.broadcast_to(self.coarse, shape)
         return np.ascontiguousarray(probes), np.ascontiguousarray(coarse)
+
+    def take(self, rows: npt.NDArray[np.bool_]) -> ChosenLists:
+        """Those of some queries."""
+        probes, coarse = (self.probes, self.coarse) if self.same else (self.probes[rows], self.coarse[rows])
+        return ChosenLists(probes, coarse, self.n_probes[rows], self.n_rows[rows], self.suffices, self.same)
+
+    @classmethod
+    def none(cls, n: int) -> ChosenLists:
+        """No lists, for n queries."""
+        probes, coarse = np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32)
+        return cls(probes, coarse, np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int64))
+
+
+class Wish(NamedTuple):
+    """Queries that need lists."""
+
+    #: (n, scan_dim) float32.
+    queries: F32
+    #: (nlist,) int64: rows of each list that may be answered, and all.
+    counts: I64
+    sizes: I64
+    nprobe: int
+    k: int
+    #: Whether the nearest lists have to come first, also where all rows are compared whatever is near.
+    ranked: bool
 
 
 def choose_lists(probes: I64, coarse: F32, counts: I64, sizes: I64, nprobe: int, k: int) -> ChosenLists:
@@ -113,7 +142,7 @@ def matching_rows_reference(mask: U8, first: I64, probes: I64, positions: I64) -
 
 class FilteredScanner:
     """Searches with filters. Answers depend on nothing but the query, its filter and the lists that are chosen. One
-    call at a time."""
+    call at a time, but for :meth:`compare` of lists that are not the same for all."""
 
     def __init__(self, index: IVFIndex, host: HostScanner) -> None:
         """``host``: quantizes, and lends its threads. Rows that only it knows how to compare, it scans."""
@@ -137,24 +166,58 @@ class FilteredScanner:
         #: The last filter that was scanned with, and its ids in ascending order.
         self._last: tuple[RowFilter, I64] | None = None
 
-    def choose(self, queries: F32, counts: I64, sizes: I64, nprobe: int, k: int, *, ranked: bool) -> ChosenLists:
-        """As :func:`choose_lists`. Where all rows of the filter are compared whatever is near, lists come in any order;
-        ``ranked``: even then the nearest first."""
-        total, count = int(counts.sum()), int(sizes.sum())
-        # About as many rows as a search without a filter compares, and those that take as long as ranking lists.
-        few = count * nprobe // self._index.nlist + _ROWS_PER_RANKED_LIST * self._index.nlist
-        if not ranked and total <= few and (self._scanner or self._reranker) is not None:
-            lists = np.flatnonzero(counts)
-            n_probes, n_rows = np.full(len(queries), len(lists), np.int32), np.full(len(queries), total)
-            return ChosenLists(lists[None], np.zeros((1, len(lists)), np.float32), n_probes, n_rows, same=True)
-        share = max(total, 1) / max(count, 1)
-        p = min(self._index.nlist, max(nprobe, int(_FIRST_LISTS * nprobe / share)))
-        while True:
+    def choose(self, wishes: Sequence[Wish]) -> list[ChosenLists]:
+        """As :func:`choose_lists`, for each of the wishes, whatever the others are: lists are ranked for all of them
+        together. Where all rows of a filter are compared whatever is near, lists come in any order."""
+        chosen = [self._all_lists(wish) for wish in wishes]
+        open_ones = [number for number, each in enumerate(chosen) if each is None]
+        for numbers, p in self._together(wishes, open_ones):
+            some = [wishes[number] for number in numbers]
+            queries = some[0].queries if len(some) == 1 else np.concatenate([wish.queries for wish in some])
             probes, coarse = self._host.quantize(self._index, queries, p)
+            start = 0
+            for number, wish in zip(numbers, some, strict=True):
+                rows, own = slice(start, start + len(wish.queries)), self._lists_at_first(wish)
+                start = rows.stop
+                chosen[number] = self._choose(wish, probes[rows, :own], coarse[rows, :own])
+        return [each for each in chosen if each is not None]
+
+    def _all_lists(self, wish: Wish) -> ChosenLists | None:
+        """All that hold rows of the filter, where these are few."""
+        total, count = int(wish.counts.sum()), int(wish.sizes.sum())
+        # About as many rows as a search without a filter compares, and those that take as long as ranking lists.
+        few = count * wish.nprobe // self._index.nlist + _ROWS_PER_RANKED_LIST * self._index.nlist
+        if wish.ranked or total > few or (self._scanner or self._reranker) is None:
+            return None
+        lists, n = np.flatnonzero(wish.counts), len(wish.queries)
+        n_probes, n_rows = np.full(n, len(lists), np.int32), np.full(n, total)
+        return ChosenLists(lists[None], np.zeros((1, len(lists)), np.float32), n_probes, n_rows, same=True)
+
+    def _lists_at_first(self, wish: Wish) -> int:
+        share = max(int(wish.counts.sum()), 1) / max(int(wish.sizes.sum()), 1)
+        return min(self._index.nlist, max(wish.nprobe, int(_FIRST_LISTS * wish.nprobe / share)))
+
+    def _together(self, wishes: Sequence[Wish], numbers: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """Wishes whose lists are ranked at a time, as far as there is memory, and how many lists."""
+        some, n, most = list[int](), 0, 0
+        for number in numbers:
+            p, more = self._lists_at_first(wishes[number]), len(wishes[number].queries)
+            if some and (n + more) * max(most, p) > _MOST_CELLS:
+                yield some, most
+                some, n, most = [], 0, 0
+            some, n, most = [*some, number], n + more, max(most, p)
+        if some:
+            yield some, most
+
+    def _choose(self, wish: Wish, probes: I64, coarse: F32) -> ChosenLists:
+        """Of the nearest (n, p) lists, or more where these hold too few rows."""
+        queries, counts, sizes, nprobe, k, _ = wish
+        while True:
             chosen = choose_lists(probes, coarse, counts, sizes, nprobe, k)
-            if chosen.suffices or p == self._index.nlist:
+            if chosen.suffices or probes.shape[1] == self._index.nlist:
                 return chosen
-            p = min(self._index.nlist, _MORE_LISTS * p)
+            p = min(self._index.nlist, _MORE_LISTS * probes.shape[1])
+            probes, coarse = self._host.quantize(self._index, queries, p)
 
     def compare(self, queries: F32, wanted: RowFilter, chosen: ChosenLists, k: int) -> tuple[F32, I64]:
         """The ``k`` nearest rows of the filter in the chosen lists: distances (n, k) float32 and ids (n, k) int64, best
@@ -205,6 +268,7 @@ class FilteredScanner:
         return positions
 
     def _ids_of(self, wanted: RowFilter) -> I64:
-        if self._last is None or self._last[0] is not wanted:
-            self._last = wanted, np.sort(ids_of(self._index, wanted))
-        return self._last[1]
+        last = self._last
+        if last is None or last[0] is not wanted:
+            last = self._last = wanted, np.sort(ids_of(self._index, wanted))
+        return last[1]

@@ -185,10 +185,11 @@ class PageArena:
         self.geometry = geometry
         self.pages = PageAllocator(n_pages)
         self.limit_pages = max(n_pages, limit_pages)
-        self._block_pages = max(1, block_bytes // geometry.page_bytes)
-        starts = np.arange(0, self.limit_pages, self._block_pages)
+        #: By which it grows and shrinks.
+        self.block_pages = max(1, block_bytes // geometry.page_bytes)
+        starts = np.arange(0, self.limit_pages, self.block_pages)
         #: Pages of each block that are there, its first ones.
-        self._there = np.clip(n_pages - starts, 0, self._block_pages)
+        self._there = np.clip(n_pages - starts, 0, self.block_pages)
         self._range: AddressRange | None = None
         #: Parts of the range that have memory.
         self._filled = np.zeros(0, dtype=np.bool_)
@@ -244,7 +245,7 @@ class PageArena:
             self._there = before
             raise
         for block in np.flatnonzero(added).tolist():
-            self.pages.add(block * self._block_pages + int(before[block]), int(added[block]))
+            self.pages.add(block * self.block_pages + int(before[block]), int(added[block]))
 
     def shrink(self, n_pages: int, *, whole_blocks: bool = True) -> None:
         """Gives back free pages, the last ones first, down to ``n_pages`` pages: blocks of which every page is free, or
@@ -256,7 +257,7 @@ class PageArena:
             cut = min(count, self.pages.n_pages - n_pages)
             if cut < count and whole_blocks:
                 cut = 0
-            if cut > 0 and self.pages.withdraw(block * self._block_pages + count - cut, cut):
+            if cut > 0 and self.pages.withdraw(block * self.block_pages + count - cut, cut):
                 self._there[block] -= cut
         if self._range is not None:
             for first, n in _runs(self._filled & ~self._needed(self._range.part_bytes)):
@@ -265,19 +266,19 @@ class PageArena:
 
     def used_beyond(self, n_pages: int) -> I32:
         """Pages in use that have to go for ``n_pages`` to be left: of the last ones, ascending."""
-        starts = np.arange(len(self._there)) * self._block_pages
+        starts = np.arange(len(self._there)) * self.block_pages
         blocks = [np.arange(a, b, dtype=np.int32) for a, b in zip(starts, starts + self._there, strict=True)]
         there = np.concatenate([np.empty(0, dtype=np.int32), *blocks])
         return np.setdiff1d(there[max(0, n_pages) :], self.pages.free_pages())
 
     def _block_limits(self) -> I64:
-        starts = np.arange(len(self._there)) * self._block_pages
-        return np.clip(self.limit_pages - starts, 0, self._block_pages)
+        starts = np.arange(len(self._there)) * self.block_pages
+        return np.clip(self.limit_pages - starts, 0, self.block_pages)
 
     def _needed(self, part_bytes: int) -> npt.NDArray[np.bool_]:
         """Which parts of the range hold a page that is there. Two blocks may share a part."""
         needed = np.zeros(len(self._filled), dtype=np.bool_)
-        block_bytes = self._block_pages * self.geometry.page_bytes
+        block_bytes = self.block_pages * self.geometry.page_bytes
         for block in np.flatnonzero(self._there).tolist():
             end = block * block_bytes + int(self._there[block]) * self.geometry.page_bytes
             needed[block * block_bytes // part_bytes : -(-end // part_bytes)] = True

@@ -300,6 +300,42 @@ class Copier:
         for part in kept:
             arena.pages.free(part)
 
+    def put(self, places: Sequence[tuple[int, U8]]) -> None:
+        """Copies bytes to places of the arena, each (offset, (n,) uint8), and waits until they are there. On the thread
+        that sends; no more bytes than :attr:`send_pages` pages have."""
+        started, nbytes = self._clock(), sum(len(source) for _, source in places)
+        if self._stream is None:
+            flat = self._arena.data.view(-1).numpy()
+            for at, source in places:
+                flat[at : at + len(source)] = source
+        else:
+            buffer = self._ring.next()
+            if buffer.mark is not None:
+                buffer.mark.wait()
+            staged, data, filled = buffer.data.view(-1), self._arena.data.view(-1), 0
+            copies = []
+            for at, source in places:
+                part = staged[filled : filled + len(source)]
+                np.copyto(part.numpy(), source)
+                copies.append((data[at : at + len(source)], part))
+                filled += len(source)
+            buffer.mark, buffer.n_filled = self._stream.launch(copies), 0
+            buffer.mark.wait()
+        with self._lock:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                nbytes=stats.nbytes + nbytes,
+                sends=stats.sends + 1,
+                runs=stats.runs + len(places),
+                busy_s=stats.busy_s + self._clock() - started,
+            )
+
+    def keep(self, pages: I32) -> None:
+        """Keeps pages out of use that a failed copy may still write, until a probe has shown that none does."""
+        if len(pages):
+            self._kept.append(pages)
+
     def read_back(self, pages: I32) -> U8:
         """The bytes of pages, one after the other: (n_pages * page_bytes,) uint8. On the thread that sends.
 

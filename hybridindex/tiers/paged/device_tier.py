@@ -12,16 +12,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.live.added import AddedLists
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import LoadReport, Tier, WithoutRoom
+from hybridindex.tiers.paged.added.added_load import ADDED_PAGES, AddedLoad
+from hybridindex.tiers.paged.added.added_pages import AddedLease, AddedPages
+from hybridindex.tiers.paged.added.added_view import AddedView
 from hybridindex.tiers.paged.arena import DEFAULT_BLOCK_BYTES, PageAllocator, PageArena
 from hybridindex.tiers.paged.codes.row_pages import RowPages
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
@@ -106,7 +112,8 @@ class DeviceTier(Tier):
             self.device,
             self.geometry,
             n_pages,
-            limit_pages=index_pages,
+            # Added rows come beside the lists.
+            limit_pages=index_pages + index_pages // 2 + ADDED_PAGES,
             block_bytes=memory.block_bytes,
             taken=False,
         )
@@ -294,6 +301,54 @@ class DeviceTier(Tier):
         scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
         scanner.passed_over = self._passed_over
         return scanner
+
+    @property
+    def takes_added(self) -> bool:
+        """Whether added rows can lie in its pages as they came: not where pages hold codes, or rows in another form."""
+        index, geometry = self._index, self.geometry
+        if self._codec is None or index.rabitq is not None:
+            return False
+        return geometry.group_rows == 1 and geometry.code_size == index.code_size
+
+    def load_added(self, added: AddedLists, residency: Residency, pages: AddedPages) -> Future[int]:
+        """Queues the copying of rows that were added to lists which are resident here, behind those of these rows that
+        are here: how many were copied. What finds no room is the host's.
+
+        Args:
+            residency: of the lists.
+            pages: where it is published.
+
+        Raises:
+            RouterClosedError: the tier is closed.
+        """
+        load = AddedLoad(
+            added,
+            residency,
+            pages,
+            self.arena,
+            self._copier,
+            self.ordinal,
+            usable=lambda: self.usable and not self._closed,
+            make_room=self._make_room,
+        )
+        self._put(load)
+        return load.future
+
+    def _make_room(self, n_pages: int) -> None:
+        """Has so many pages more, or as many as the budget and the device have room for."""
+        with self._sizing:
+            before = self.arena.pages.n_pages
+            try:
+                self._grow(min(self._room, before + max(n_pages, self.arena.block_pages)))
+            except DeviceError as error:
+                _log.warning("device %s: its arena keeps %d bytes: %s", self.label, self.arena.nbytes, error)
+
+    def added_scanner(self, lease: AddedLease, added: AddedLists, lists: npt.NDArray[np.bool_]) -> PageScanner:
+        """A scanner over added rows. ``lists``: (nlist,) those of which all rows are here."""
+        self._refuse_unusable()
+        assert self._codec is not None
+        view: Any = AddedView(self._index, added, lists)
+        return self._scanner_kind(view, self._codec, self.arena, lease.residency, self.ordinal, self.scratch_bytes)
 
     @property
     def compares_rows(self) -> bool:

@@ -1,7 +1,7 @@
 """Scan of resident lists in the stand-in device's RAM with our native kernels: each page is read once per batch.
 
 The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): a row has the same distance
-on both, to the bit. :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
+on both, to the bit. :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes scans that are filtered by ids.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import numpy as np
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.extension import native
 from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.tiers.contract.positions import ids_of_positions
-from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
 
@@ -31,11 +31,9 @@ class NativePageScanner(PageScanner):
         """Whether the kernels are built and reach the arena; they decode every device codec."""
         return native is not None and arena.device.type == "cpu"
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
-    ) -> tuple[F32, I64]:
-        if filter_ids is not None:
-            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
+        if wanted is not None and not isinstance(wanted, RowFilter):
+            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, wanted)
         n = len(queries)
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
@@ -49,11 +47,11 @@ class NativePageScanner(PageScanner):
         for start in range(0, n, step):
             rows = slice(start, start + step)
             found, positions = distances[rows], ids[rows]
-            self._scan_rows(np.ascontiguousarray(queries[rows]), probes[rows], found, positions)
+            self._scan_rows(np.ascontiguousarray(queries[rows]), probes[rows], found, positions, wanted)
             ids[rows] = ids_of_positions(self._index, positions)
         return distances, ids
 
-    def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
+    def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64, wanted: RowFilter | None) -> None:
         assert native is not None
         lists, member_starts, members, _ = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
         page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
@@ -75,4 +73,6 @@ class NativePageScanner(PageScanner):
             self._index.metric == "ip",
             distances,
             positions,
+            mask=None if wanted is None else wanted.mask,
+            first_rows=None if wanted is None else wanted.first,
         )

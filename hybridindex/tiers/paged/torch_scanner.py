@@ -11,9 +11,7 @@ import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.tiers.contract.positions import POSITION_BITS, ids_of_positions
-from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.validate import allowed_ids
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -23,19 +21,17 @@ __all__ = ["TorchScanner", "queries_by_list"]
 
 
 class TorchScanner(PageScanner):
-    """Scans on any torch device; the one page scanner that takes filters."""
+    """Scans on any torch device; the one page scanner that takes filters of ids."""
 
     name = "torch"
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
-    ) -> tuple[F32, I64]:
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
         step = self._queries_per_tile(k)
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
-            self._scan_tile(queries[rows], probes[rows], k, filter_ids, distances[rows], ids[rows])
+            self._scan_tile(queries[rows], probes[rows], k, wanted, distances[rows], ids[rows])
         return distances, ids
 
     def _queries_per_tile(self, k: int) -> int:
@@ -58,9 +54,7 @@ class TorchScanner(PageScanner):
             )
         return n
 
-    def _scan_tile(
-        self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None, distances: F32, ids: I64
-    ) -> None:
+    def _scan_tile(self, queries: F32, probes: I64, k: int, wanted: Candidates, distances: F32, ids: I64) -> None:
         import torch
 
         device = self._arena.device
@@ -81,8 +75,8 @@ class TorchScanner(PageScanner):
             pages = self._residency.list_pages[list_id]
             assert pages is not None  # checked for all probes
             allowed = None
-            if filter_ids is not None:
-                allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), allowed_ids(filter_ids))).to(device)
+            if wanted is not None:
+                allowed = torch.from_numpy(self._allowed(list_id, wanted)).to(device)
             held, held_at = best.index_select(0, group), best_at.index_select(0, group)
             step = self._rows_per_tile(len(members), k)
             for start in range(0, size, step):

@@ -3,7 +3,8 @@
 Two phases. The distance of every (query, row) pair goes to the scratch, 4 bytes each, which is little beside the rows;
 then each query's best are selected, level by level. Only the (n, k) answer is copied back. The kernels are in
 :mod:`hybridindex.tiers.paged.triton_kernels`, their tables in :mod:`hybridindex.tiers.paged.scan_tables`.
-:class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
+Between the two, what filters do not leave is taken out (:mod:`hybridindex.tiers.paged.masks`).
+:class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes scans that are filtered by ids.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import numpy.typing as npt
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.tiers.contract.positions import ids_of_positions
-from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.masks.device_masks import DeviceMasks, PairMasks
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.tiers.paged.scan_tables import (
     GROUP,
     Cutting,
@@ -59,6 +61,10 @@ _LIGHT_REGISTERS = 128
 TABLES = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
+#: Of the scratch, what masks of filters may take; and of each pair's tables, what they add, in bytes.
+_SHARE_OF_MASKS, _MASK_BYTES_PER_PAIR = 4, 4 * 4
+#: Rows of a program that leaves rows out.
+_MASKED_ROWS = 512
 
 
 class TritonScanner(PageScanner):
@@ -83,11 +89,20 @@ class TritonScanner(PageScanner):
         kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}
         self._elements = self._arena.data.view(-1).view(kinds[self._codec.kind])
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
+        if wanted is not None:
+            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, wanted)
+        return self._best(queries, probes, k, None)
+
+    def _scan_masked(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, masks: RowMasks
     ) -> tuple[F32, I64]:
-        if filter_ids is not None:
-            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
+        parts = [self._best(queries[rows], probes[rows], k, own) for rows, own in self.workspace.in_turn(masks)]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _best(self, queries: F32, probes: I64, k: int, masks: RowMasks | None) -> tuple[F32, I64]:
         n, dim = queries.shape
         keep_max = self._index.metric == "ip"
         distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
@@ -106,6 +121,7 @@ class TritonScanner(PageScanner):
             query_bytes=4 * dim,
             pair_bytes=4 * dim if self._codec.by_residual else 0,
             operands=operands,
+            masks=masks,
         )
         self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
         return distances, ids_of_positions(self._index, positions)
@@ -126,6 +142,8 @@ class Work:
     pair_bytes: int
     #: What the kernels read beside the tables of a tile of pairs: arrays of int32 or float32, by name.
     operands: Callable[[ItemTables, Pairs], dict[str, npt.NDArray[Any]]]
+    #: Which rows each query may be answered with; None: all.
+    masks: RowMasks | None = None
 
 
 def _answers(keys: I64, tables: ItemTables, pairs: Pairs, keep_max: bool) -> tuple[F32, I64]:
@@ -139,6 +157,13 @@ def _answers(keys: I64, tables: ItemTables, pairs: Pairs, keep_max: bool) -> tup
     positions = np.where(empty, -1, pairs.list[pair] << 32 | row)
     distances = np.where(empty, np.float32(np.inf), values)
     return (-distances if keep_max else distances), positions
+
+
+def _pair_masks(pairs: Pairs, masks: RowMasks) -> PairMasks:
+    numbers, of_query = np.unique(masks.of_query, return_inverse=True)
+    filters = tuple(masks.filters[number] for number in numbers.tolist())
+    first_bit = filters[0].first[pairs.list] + pairs.first_row
+    return PairMasks(filters, of_query.astype(np.int32)[pairs.query], first_bit, pairs.rows)
 
 
 def _merge(distances: F32, positions: I64, more: F32, more_at: I64, keep_max: bool) -> None:
@@ -198,6 +223,9 @@ class Workspace:
                 f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
             ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
+        #: Of its words, those for tables, distances and candidates; behind them lie masks, once there was one.
+        self._n_words = words
+        self._masks: DeviceMasks | None = None
         self._stage(4096)
         self._result = self._host_words(4096)
         self._stream: Any = None
@@ -236,11 +264,12 @@ class Workspace:
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
         k = distances.shape[1]
+        of_masks = len(self._ints) - self._n_words
         cutting = Cutting(
             selection=Selection.of(k),
-            room=self.scratch_bytes - 4 * self.constants.size,
+            room=self.scratch_bytes - 4 * of_masks - 4 * self.constants.size,
             query_bytes=work.query_bytes,
-            pair_bytes=work.pair_bytes,
+            pair_bytes=work.pair_bytes + (0 if work.masks is None else _MASK_BYTES_PER_PAIR),
             rows_per_page=self._rows_per_page,
             longest_list=int(list_sizes.max()),
         )
@@ -249,7 +278,8 @@ class Workspace:
         for start, end in cutting.tiles(every):
             pairs = every.part(start, end)
             tables = make_tables(pairs, residency.list_log, residency.page_log, cutting.rows_per_page, work.heavy_from)
-            keys = self.scan(work.elements, tables, cutting.selection, work.operands(tables, pairs), work.keep_max)
+            tile = (work.elements, tables, cutting.selection, work.operands(tables, pairs), work.keep_max)
+            keys = self.scan(*tile) if work.masks is None else self.scan(*tile, _pair_masks(pairs, work.masks))
             found, at = _answers(keys, tables, pairs, work.keep_max)
             rows = slice(tables.first_query, tables.first_query + tables.n_queries)
             if positions[rows.start, 0] >= 0:
@@ -258,6 +288,28 @@ class Workspace:
                 rows, found, at = slice(rows.start + 1, rows.stop), found[1:], at[1:]
             distances[rows], positions[rows] = found[:, :k], at[:, :k]
 
+    def in_turn(self, masks: RowMasks) -> Iterator[tuple[slice, RowMasks]]:
+        """Queries to scan one part after the other, so that the device can hold the masks of each. The scratch gives
+        room for masks when it is asked for the first time.
+
+        Raises:
+            OutOfBudgetError: there is not even room for one.
+        """
+        with self._lock:
+            if self._masks is None:
+                words = len(self._ints)
+                room = DeviceMasks.room(words // _SHARE_OF_MASKS, masks.filters[0])
+                if not room:
+                    raise OutOfBudgetError(
+                        f"scratch of {self.scratch_bytes:,} bytes is too small for a filter of "
+                        f"{masks.filters[0].mask.nbytes:,} bytes"
+                    )
+                self._n_words = words - room
+                self._masks = DeviceMasks(self._ints[self._n_words :], self._n_words, masks.filters[0])
+            at_once = len(self._masks)
+        for rows in masks.runs(at_once):
+            yield rows, masks.take(rows)
+
     def scan(
         self,
         elements: tuple[torch.Tensor, ...],
@@ -265,12 +317,19 @@ class Workspace:
         selection: Selection,
         operands: dict[str, npt.NDArray[Any]],
         keep_max: bool,
+        masks: PairMasks | None = None,
     ) -> npt.NDArray[np.int64]:
-        """Keys of the best of each query of a tile: (n, kept) int64, ascending. Arguments as in :class:`Work`."""
+        """Keys of the best of each query of a tile: (n, kept) int64, ascending. Arguments as in :class:`Work`;
+        ``masks``: of the tile's pairs."""
         starts = selection.starts(tables.query_slot)
         with self.turn():
+            if masks is not None:
+                assert self._masks is not None
+                operands = {**operands, "mask_slot": tables.pair_slot, **self._masks.operands(masks)}
             at = self._upload(tables, starts, operands)
             self.launch(elements, tables, at, keep_max)
+            if masks is not None:
+                self._leave_out(at, masks)
             answer = self.select(at, starts, selection, tables.n_queries, keep_max)
             keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
         keys.sort(axis=1)
@@ -288,7 +347,7 @@ class Workspace:
             yield
 
     def _upload(self, tables: ItemTables, starts: list[I64], operands: dict[str, npt.NDArray[Any]]) -> dict[str, int]:
-        """Writes all tables in one copy; where each begins, in words, and where the free part does."""
+        """Writes all tables in one copy; where each begins, in words, and what follows them."""
         sections: dict[str, npt.NDArray[Any]] = {
             "page": tables.page,
             "stretch": tables.stretch,
@@ -307,16 +366,30 @@ class Workspace:
         for name, values in sections.items():
             at[name] = used
             used += _aligned(values.size)
-        assert used <= len(self._ints), "the tables outgrow the scratch"
+        at["out"] = used
+        # Where the selection puts keys, level by level, in two places that take turns; in keys.
+        at["best"] = -(-(used + _aligned(tables.n_slots)) // 32) * _ALIGNED
+        at["better"] = at["best"] + _aligned(int(starts[1][-1]))
+        end = at["better"] + (int(starts[2][-1]) if len(starts) > 2 else 0)
+        if 2 * end > self._n_words:
+            # Cut before another scan's masks took their room.
+            raise OutOfBudgetError(f"scratch of {4 * self._n_words:,} bytes is too small for {8 * end:,}")
         if len(self._staging) < used:
             self._stage(1 << (used - 1).bit_length())
         for name, values in sections.items():
             target = self._staged_floats if values.dtype == np.float32 else self._staged_ints
             target[at[name] : at[name] + values.size] = values.reshape(-1)
         self._ints[:used].copy_(self._staging[:used], non_blocking=True)
-        at["out"] = used
-        at["free"] = used + _aligned(tables.n_slots)
         return at
+
+    def _leave_out(self, at: dict[str, int], masks: PairMasks) -> None:
+        """Queues that rows which masks do not leave become no candidates."""
+        from hybridindex.tiers.paged.masks import triton_mask_kernel
+
+        where = [at[name] for name in ("mask_slot", "mask_rows", "mask_word", "mask_bit", "out")]
+        grid = (len(masks.rows), -(-int(masks.rows.max()) // _MASKED_ROWS), 1)
+        constants = {"BLOCK": _MASKED_ROWS}
+        self._run(triton_mask_kernel.leave_out, grid, (self._ints, self._floats, *where), constants, {"num_warps": 4})
 
     def launch(
         self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
@@ -374,13 +447,10 @@ class Workspace:
     def select(
         self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
     ) -> int:
-        """Queues the selection, level by level, in two places that take turns; where the answer lies, in keys."""
+        """Queues the selection, level by level; where the answer lies, in keys."""
         from hybridindex.tiers.paged import triton_kernels
 
-        places = [-(-at["free"] // 32) * _ALIGNED, 0]
-        places[1] = places[0] + _aligned(int(starts[1][-1]))
-        below = int(starts[2][-1]) if len(starts) > 2 else 0
-        assert places[1] + below <= len(self._keys), "the candidates outgrow the scratch"
+        places = at["best"], at["better"]
         source = at["out"]
         for level in range(len(starts) - 1):
             target = places[level % 2]

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import SearchParams
 from hybridindex.index.attributes.columns import schema_of
 from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.stages import BatchClock
 from hybridindex.router.batch.stats import StatsCounter
@@ -65,16 +67,13 @@ class View:
 
     def _exactly(self, queries: F32, k: int, wanted: RowFilter | None) -> Seen:
         reply = _Kept()
-        request: Any = SimpleNamespace(
+        request = Request(
             queries=queries,
-            params=SimpleNamespace(k=k, min_nprobe=1),
+            params=SearchParams(k=k),
             nprobe=self.index.nlist,
-            filter=wanted,
-            deadline_s=None,
+            kept=k,
             reply=reply,
-            again=False,
-            hit_rate=None,
-            on_probes=None,
+            filter=wanted,
         )
         self._filtered.search(request, BatchClock())
         return Seen(reply.result.ids, reply.result.distances)

@@ -39,6 +39,18 @@ class ResidencyMachine(RuleBasedStateMachine):
         kept = {list_id: pages for list_id, pages in self.named.items() if list_id not in drops}
         self.named = {list_id: pages.tolist() for list_id, pages in loads.items()} | kept
 
+    @rule(n=st.integers(0, 3), which=st.integers(0, NLIST - 1), load=st.integers(0, NLIST - 1))
+    def grow(self, n, which, load):
+        """A list that is resident gets pages behind its own, while another one comes."""
+        if which not in self.named or (pages := self.pages.allocate(n) if n else np.empty(0, np.int32)) is None:
+            return
+        loads = {}
+        if load not in self.named and (more := self.pages.allocate(1)) is not None:
+            loads = {load: (0, more)}
+        self.store.publish(loads, grown={which: pages})
+        self.named = self.named | {which: self.named[which] + pages.tolist()}
+        self.named |= {each: own.tolist() for each, (_, own) in loads.items()}
+
     @rule(target=leases)
     def lease(self):
         lease = self.store.lease()

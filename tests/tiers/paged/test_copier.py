@@ -69,6 +69,34 @@ def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
     assert copier.staging_bytes <= 3 * SEND_PAGES * GEOMETRY.page_bytes
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_are_put_where_they_belong_and_nothing_else_changes(late):
+    arena, copier = open_late(LateStream() if late else None)
+    before = codes_of(2 * N_PAGES).reshape(N_PAGES, -1)
+    arena.data.numpy()[:] = before
+    # More than once round the ring; pages share buffers.
+    for step in range(5):
+        places = [(8 * 3 + 4, codes_of(1, step).reshape(-1)), (8 * (5 + step), codes_of(2, 9 + step).reshape(-1))]
+        copier.put(places)
+        for at, source in places:
+            before.reshape(-1)[at : at + len(source)] = source
+        np.testing.assert_array_equal(arena.data.numpy(), before)
+    assert copier.stats.nbytes == 5 * 12
+    assert copier.stats.sends == 5
+
+
+def test_pages_that_a_failed_copy_may_still_write_are_kept():
+    arena, copier = open_late(LateStream())
+    pages = arena.pages.allocate(2)
+    copier.keep(pages)
+    copier.keep(pages[:0])
+    assert copier.kept_pages == 2
+    copier.check_invariants()
+    copier.probe()
+    assert copier.kept_pages == 0
+    assert arena.pages.n_free == N_PAGES
+
+
 def test_runs_that_continue_on_both_sides_are_one_copy():
     arena, other = torch.zeros((12, 8)), torch.zeros((12, 8))
     block = torch.zeros((12, 8))

@@ -12,8 +12,7 @@ from hybridindex.config import MAX_CANDIDATES
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.rabitq.codes import RabitqCodes
 from hybridindex.index.rabitq.spec import CodeFormat
-from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["CodePageScanner"]
@@ -37,11 +36,9 @@ class CodePageScanner(PageScanner):
         assert form is not None
         return form
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
-    ) -> tuple[F32, I64]:
-        if filter_ids is not None:
-            raise InvalidInputError("filter_ids are given for a scan of codes; filters need a scan of rows")
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
+        if wanted is not None:
+            raise InvalidInputError("a filter is given for a scan of codes; filters need a scan of rows")
         estimates = np.full((len(queries), k), np.inf, dtype=np.float32)
         positions = np.full((len(queries), k), -1, dtype=np.int64)
         self._scan_codes(

@@ -11,10 +11,10 @@ import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.extension import native
+from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.pq.distances import native_form
-from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.types import F32, I64
 
@@ -31,11 +31,9 @@ class NativePqScanner(PageScanner):
         """Whether the kernels are built and reach the arena."""
         return native is not None and arena.device.type == "cpu"
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
-    ) -> tuple[F32, I64]:
-        if filter_ids is not None:
-            return TorchPqScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
+        if wanted is not None and not isinstance(wanted, RowFilter):
+            return TorchPqScanner.beside(self)._scan(queries, probes, coarse_distances, k, wanted)
         assert self._codec.pq is not None
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
@@ -48,10 +46,12 @@ class NativePqScanner(PageScanner):
             )
         for start in range(0, len(queries), step):
             at = slice(start, start + step)
-            self._scan_rows(form, np.ascontiguousarray(queries[at]), probes[at], distances[at], ids[at])
+            self._scan_rows(form, np.ascontiguousarray(queries[at]), probes[at], distances[at], ids[at], wanted)
         return distances, ids
 
-    def _scan_rows(self, form: Any, queries: F32, probes: I64, distances: F32, ids: I64) -> None:
+    def _scan_rows(
+        self, form: Any, queries: F32, probes: I64, distances: F32, ids: I64, wanted: RowFilter | None
+    ) -> None:
         assert native is not None
         lists, member_starts, members, _ = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
         page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
@@ -70,4 +70,6 @@ class NativePqScanner(PageScanner):
             queries,
             distances,
             ids,
+            mask=None if wanted is None else wanted.mask,
+            first_rows=None if wanted is None else wanted.first,
         )

@@ -9,10 +9,10 @@ from abc import abstractmethod
 import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.pq.form import PqForm
 from hybridindex.tiers.contract.positions import ids_of_positions
-from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["PqPageScanner"]
@@ -38,30 +38,32 @@ class PqPageScanner(PageScanner):
         assert form is not None
         return form
 
-    def _scan(
-        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
-    ) -> tuple[F32, I64]:
+    def _scan(self, queries: F32, probes: I64, coarse_distances: F32, k: int, wanted: Candidates) -> tuple[F32, I64]:
+        return self._best(queries, probes, k, wanted)
+
+    def _best(self, queries: F32, probes: I64, k: int, wanted: Candidates | RowMasks) -> tuple[F32, I64]:
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
-        rows, wanted = np.arange(len(queries)), k + _SPARE
+        rows, places = np.arange(len(queries)), k + _SPARE
         while len(rows):
-            found, positions = self._nearest(np.ascontiguousarray(queries[rows]), probes[rows], wanted, filter_ids)
+            own = wanted.take(rows) if isinstance(wanted, RowMasks) else wanted
+            found, positions = self._nearest(np.ascontiguousarray(queries[rows]), probes[rows], places, own)
             of_rows = ids_of_positions(self._index, positions)
             order = np.lexsort((of_rows, found), axis=1)[:, :k]
             distances[rows] = np.take_along_axis(found, order, axis=1)
             ids[rows] = np.take_along_axis(of_rows, order, axis=1)
             # More rows as far as the last answer may have been left out.
             rows = rows[(positions[:, -1] >= 0) & (found[:, -1] == distances[rows, -1])]
-            wanted *= 2
+            places *= 2
             if len(rows) and (
-                wanted > _MOST_WIDENED * (k + _SPARE) or len(rows) * wanted * _PLACE_BYTES > self._scratch_bytes
+                places > _MOST_WIDENED * (k + _SPARE) or len(rows) * places * _PLACE_BYTES > self._scratch_bytes
             ):
                 raise OutOfBudgetError(
                     f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: {len(rows)} queries have more "
-                    f"than {wanted // 2 - k} rows that are as far as the last answer"
+                    f"than {places // 2 - k} rows that are as far as the last answer"
                 )
         return (-distances if self._form.metric == "ip" else distances), ids
 
     @abstractmethod
-    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _nearest(self, queries: F32, probes: I64, k: int, wanted: Candidates | RowMasks) -> tuple[F32, I64]:
         """Distances (n, k), smaller is better, ascending, and packed positions; infinite and -1 in empty places."""

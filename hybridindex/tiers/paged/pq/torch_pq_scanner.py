@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.pq.distances import LARGEST, bases_of, tables_of
 from hybridindex.tiers.contract.positions import POSITION_BITS
-from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.validate import allowed_ids
+from hybridindex.tiers.paged.page_scanner import Candidates
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.torch_scanner import queries_by_list
 from hybridindex.types import F32, I64
@@ -32,17 +32,18 @@ _ROW_BYTES = np.array([(row & 7) << 1 | (row >> 3 & 1) for row in range(16)])
 
 
 class TorchPqScanner(PqPageScanner):
-    """Scans on any torch device; the one scanner of such rows that takes filters."""
+    """Scans on any torch device; the one scanner of such rows that takes filters of ids."""
 
     name = "torch"
 
-    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _nearest(self, queries: F32, probes: I64, k: int, wanted: Candidates | RowMasks) -> tuple[F32, I64]:
+        assert not isinstance(wanted, RowMasks), "one filter at a time"
         distances = np.full((len(queries), k), np.inf, dtype=np.float32)
         positions = np.full((len(queries), k), -1, dtype=np.int64)
         step = self._queries_per_tile(k)
         for start in range(0, len(queries), step):
             at = slice(start, start + step)
-            self._scan_tile(queries[at], probes[at], filter_ids, distances[at], positions[at])
+            self._scan_tile(queries[at], probes[at], wanted, distances[at], positions[at])
         return distances, positions
 
     def _queries_per_tile(self, k: int) -> int:
@@ -72,9 +73,7 @@ class TorchPqScanner(PqPageScanner):
             )
         return n
 
-    def _scan_tile(
-        self, queries: F32, probes: I64, filter_ids: IdFilter | None, distances: F32, positions: I64
-    ) -> None:
+    def _scan_tile(self, queries: F32, probes: I64, wanted: Candidates, distances: F32, positions: I64) -> None:
         import torch
 
         device, form, k = self._arena.device, self._form, distances.shape[1]
@@ -95,8 +94,8 @@ class TorchPqScanner(PqPageScanner):
             pages = self._residency.list_pages[list_id]
             assert pages is not None  # checked for all probes
             allowed = None
-            if filter_ids is not None:
-                allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), allowed_ids(filter_ids))).to(device)
+            if wanted is not None:
+                allowed = torch.from_numpy(self._allowed(list_id, wanted)).to(device)
             held, held_at = best.index_select(0, group), best_at.index_select(0, group)
             step = self._rows_per_tile(len(group), k)
             for start in range(0, size, step):

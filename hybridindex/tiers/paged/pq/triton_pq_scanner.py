@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from hybridindex.config import MAX_K
 from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.pq.distances import bases_of, tables_of
-from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.paged.page_scanner import Candidates
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
@@ -33,8 +34,8 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class TritonPqScanner(PqPageScanner):
-    """Scans on a GPU. Scans of one arena take turns at its scratch. Filtered scans, and those of more than
-    :data:`MAX_K` rows, are torch's."""
+    """Scans on a GPU. Scans of one arena take turns at its scratch. Scans that are filtered by ids, and those of more
+    than :data:`MAX_K` rows, are torch's."""
 
     name = "triton"
 
@@ -44,9 +45,25 @@ class TritonPqScanner(PqPageScanner):
         #: Where the scan runs.
         self.workspace: Workspace = PqWorkspace.of(self._arena, self._codec, self._scratch_bytes)
 
-    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
-        if filter_ids is not None or k > MAX_K:
-            return TorchPqScanner.beside(self)._nearest(queries, probes, k, filter_ids)
+    def _scan_masked(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, masks: RowMasks
+    ) -> tuple[F32, I64]:
+        return self._best(queries, probes, k, masks)
+
+    def _nearest(self, queries: F32, probes: I64, k: int, wanted: Candidates | RowMasks) -> tuple[F32, I64]:
+        if not isinstance(wanted, RowMasks):
+            return self._nearest_of(queries, probes, k, wanted)
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        positions = np.empty((len(queries), k), dtype=np.int64)
+        parts = wanted.groups() if k > MAX_K else self.workspace.in_turn(wanted)
+        for rows, own in parts:
+            distances[rows], positions[rows] = self._nearest_of(queries[rows], probes[rows], k, own)
+        return distances, positions
+
+    def _nearest_of(self, queries: F32, probes: I64, k: int, wanted: Candidates | RowMasks) -> tuple[F32, I64]:
+        """``wanted``: masks that the device can hold at once."""
+        if k > MAX_K or not (wanted is None or isinstance(wanted, RowMasks)):
+            return TorchPqScanner.beside(self)._nearest(queries, probes, k, wanted)
         distances = np.full((len(queries), k), np.inf, dtype=np.float32)
         positions = np.full((len(queries), k), -1, dtype=np.int64)
         bases = np.zeros(probes.shape, dtype=np.float32)
@@ -65,6 +82,7 @@ class TritonPqScanner(PqPageScanner):
             query_bytes=4 * self._form.parts * self._form.codewords.shape[1],
             pair_bytes=4,
             operands=operands,
+            masks=wanted,
         )
         self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
         return distances, positions

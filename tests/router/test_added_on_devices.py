@@ -1,0 +1,244 @@
+"""Added rows in the memory of devices: the same answers as on the host alone, in lists that grow."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.router import Router
+from hybridindex.tiers.paged.copier import Copier
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.router.code_searches import differences
+
+N = 3000
+CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
+MIXED = np.tile([0, 1, -1, -1], NLIST // 4)
+WAIT_S = 60
+
+
+def placed(index, where=MIXED, **options):
+    plan = hand_made_plan(index.ivf, where, n_devices=2, **options)
+    # Small ones, so that there are many.
+    plan.request.page_bytes = 1024
+    return Router(index.ivf, plan=plan, devices=["cpu", "cpu"], scrub_bytes_per_s=0)
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def index(request, tmp_path):
+    codec, metric = request.param
+    small_index(tmp_path / "i", codec=codec, metric=metric).close()
+    with hx.open(tmp_path / "i", write=True) as index:
+        yield index
+
+
+@pytest.fixture
+def plain(tmp_path):
+    small_index(tmp_path / "i").close()
+    with hx.open(tmp_path / "i", write=True) as index:
+        yield index
+
+
+def settled(router, index):
+    """Searches until devices have all that they can take of the added rows; how many they have."""
+    until = time.monotonic() + WAIT_S
+    before = None
+    while time.monotonic() < until:
+        router.search(clustered(1), 1, 1)
+        added = router._engine.added_on_devices
+        copying = not all(each.done() for each in added._copying.values())
+        live = index.ivf.live.current()
+        seen = added._seen == (None if live is None else live.added, router._residency.current.version)
+        if seen and not copying and router.added_on_devices == before:
+            router.check_invariants()
+            return before
+        before = router.added_on_devices
+        time.sleep(0.01)
+    raise AssertionError("the copying does not end")
+
+
+def added_in(index, lists):
+    added = index.ivf.live.current().added
+    return int(added.sizes[np.isin(np.arange(NLIST), lists)].sum())
+
+
+def same(router, alone, seed=0):
+    for n, k, nprobe in ((1, 10, 4), (7, 50, 8), (40, 3, NLIST)):
+        queries = clustered(n, seed=seed + n)
+        assert differences(router.search(queries, k, nprobe), alone.search(queries, k, nprobe)) == 0
+
+
+def test_answers_are_those_of_the_host_alone_while_rows_come_and_go(index):
+    rng = np.random.default_rng(0)
+    there = list(range(N))
+    with placed(index) as router, Router(index.ivf) as alone:
+        for step in range(8):
+            vectors = clustered(60, seed=100 + step)
+            ids = np.arange(N + 60 * step, N + 60 * step + 60)
+            index.add(vectors, ids)
+            there += ids.tolist()
+            # Before anything was copied, and after.
+            same(router, alone, step)
+            settled(router, index)
+            same(router, alone, step)
+            # Of old rows, and of those that came; some of these in the place of others.
+            gone = rng.choice(there, 20, replace=False)
+            index.delete(gone)
+            there = sorted(set(there) - set(gone.tolist()))
+            again = rng.choice(there, 10, replace=False)
+            index.upsert(clustered(10, seed=200 + step), again)
+            same(router, alone, step)
+        held = settled(router, index)
+        assert held == added_in(index, np.flatnonzero(MIXED >= 0)) > 50
+        same(router, alone)
+
+
+def test_a_list_that_grows_keeps_its_pages(plain):
+    with placed(plain, np.zeros(NLIST)) as router:
+        pages = router._engine.added_on_devices._pages
+        before = {}
+        for step in range(30):
+            plain.add(clustered(40, seed=step))
+            settled(router, plain)
+            snapshot = pages.residency
+            for each in range(NLIST):
+                own = [] if snapshot.list_pages[each] is None else snapshot.list_pages[each].tolist()
+                assert own[: len(before.get(each, []))] == before.get(each, [])
+                before[each] = own
+        assert router.added_on_devices == 1200
+        copied = sum(tier.copy_stats.nbytes for tier in router._tiers)
+    # Nothing was copied twice.
+    lists = plain.ivf.piece_bytes.sum()
+    geometry = router._tiers[0].geometry
+    assert copied <= int((geometry.pages_of_bytes(plain.ivf.piece_bytes)).sum()) * geometry.page_bytes + 1200 * 4 * 24
+    assert copied > lists
+
+
+def test_devices_scan_them(plain, monkeypatch):
+    plain.add(clustered(400, seed=3), np.arange(N, N + 400))
+    scanned = []
+    with placed(plain, np.zeros(NLIST)) as router:
+        assert settled(router, plain) == 400
+        host = router._engine._added.scan
+
+        def noted(added, queries, probes, *rest, **more):
+            scanned.append(int((probes >= 0).sum()))
+            return host(added, queries, probes, *rest, **more)
+
+        monkeypatch.setattr(router._engine._added, "scan", noted)
+        found = router.search(clustered(400, seed=3), 1, 8)
+        assert np.mean(found.ids[:, 0] == np.arange(N, N + 400)) > 0.9
+    assert scanned == [0]
+
+
+def test_pages_go_with_the_lists_and_with_the_rows(plain):
+    plain.add(clustered(400, seed=3), np.arange(N, N + 400))
+    with placed(plain) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == added_in(plain, np.flatnonzero(MIXED >= 0))
+        elsewhere = np.tile([-1, -1, 1, 0], NLIST // 4)
+        other = hand_made_plan(plain.ivf, elsewhere, n_devices=2)
+        other.request.page_bytes = 1024
+        router.apply_plan(other)
+        assert settled(router, plain) == added_in(plain, np.flatnonzero(elsewhere >= 0))
+        same(router, alone)
+        plain.delete(np.arange(N, N + 400))
+        assert settled(router, plain) == 0
+        for tier in router._tiers:
+            lists = router._residency.current.resident_lists(tier.ordinal)
+            assert tier.used_bytes == int(router._parts.device_list_bytes[lists].sum())
+        same(router, alone)
+
+
+def test_what_finds_no_room_is_the_hosts(plain):
+    plain.add(clustered(2000, seed=3))
+    # Lists take about 300 pages of 1,008 bytes, and scans an eighth of the budget.
+    for budget, expected in ((352_000, 100), (420_000, 900), (8 << 20, 2000)):
+        with placed(plain, np.zeros(NLIST), budget=budget) as router, Router(plain.ivf) as alone:
+            tier = router._tiers[0]
+            held = settled(router, plain)
+            assert held <= expected
+            assert held > 0 or budget < 400_000
+            assert tier.arena.nbytes + tier.scratch_bytes <= budget
+            taken = int(router._engine.added_on_devices._pages.residency.page_counts.sum())
+            assert taken <= tier.pages.n_pages / 4
+            same(router, alone)
+
+
+def test_the_host_answers_for_a_device_that_fails(plain, monkeypatch):
+    plain.add(clustered(400, seed=3))
+    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == 400
+        queries = clustered(6)
+        right = alone.search(queries, 10, 5)
+        # When lists were scanned, and the added rows are next.
+        scan, calls = NativePageScanner._scan, []
+
+        def second_fails(*given):
+            calls.append(given)
+            return 1 / 0 if len(calls) == 2 else scan(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NativePageScanner, "_scan", second_fails)
+            assert differences(router.search(queries, 10, 5), right) == 0
+        assert router.stats().device_fallbacks == 1
+        assert differences(router.search(queries, 10, 5), right) == 0
+
+
+def test_a_copy_that_fails_costs_no_answer(plain, monkeypatch):
+    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
+        with monkeypatch.context() as patch:
+            patch.setattr(Copier, "put", lambda *_given: 1 / 0)
+            plain.add(clustered(400, seed=3))
+            same(router, alone)
+            same(router, alone)
+        until = time.monotonic() + WAIT_S
+        while router._tiers[0].failure is not None or router.added_on_devices < 400:
+            assert time.monotonic() < until
+            same(router, alone)
+        router.check_invariants()
+
+
+def test_searches_beside_a_writer_see_what_was_acknowledged(plain):
+    stop, failed = threading.Event(), []
+    acknowledged = [N]
+
+    def write():
+        rng = np.random.default_rng(1)
+        try:
+            while not stop.is_set():
+                first = acknowledged[0]
+                plain.add(clustered(5, seed=first), np.arange(first, first + 5))
+                acknowledged[0] = first + 5
+                if rng.random() < 0.3:
+                    plain.upsert(clustered(2, seed=first + 7), rng.choice(np.arange(N, first + 5), 2, replace=False))
+        except Exception as error:  # noqa: BLE001 - told by the test
+            failed.append(error)
+
+    with placed(plain, np.zeros(NLIST)) as router:
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                last = acknowledged[0]
+                if last == N:
+                    continue
+                # Rows that may be replaced by others are found by their ids, all in all.
+                some = np.arange(max(N, last - 1000), last)
+                found = router.search(clustered(1), 1000, NLIST, allow_ids=some)
+                assert set(some.tolist()) == set(found.ids[0][: len(some)].tolist())
+                mine = clustered(5, seed=last - 5)
+                nearest = router.search(mine, 3, NLIST)
+                for row, each in enumerate(range(last - 5, last)):
+                    if nearest.distances[row, 0] > 1e-5:  # replaced meanwhile
+                        assert each in router.search(clustered(1), 2048, NLIST, allow_ids=[each]).ids
+        finally:
+            stop.set()
+            writer.join()
+        assert not failed
+        assert router.added_on_devices > 0
+        router.check_invariants()
