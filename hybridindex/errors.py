@@ -34,6 +34,8 @@ __all__ = [
     "LLMServerError",
     "MissingDependencyError",
     "MissingFileError",
+    "NoDocumentsError",
+    "NoEmbedderError",
     "NotWritableError",
     "OutOfBudgetError",
     "OverloadedError",
@@ -273,6 +275,14 @@ class PlanningError(RefreshError):
 
 class DocumentStoreError(HybridIndexError):
     """A document store is missing, foreign, damaged, or was written for another index."""
+
+
+class NoDocumentsError(DocumentStoreError):
+    """The index has no documents beside its vectors, so that it takes vectors alone."""
+
+
+class NoEmbedderError(HybridIndexError):
+    """Texts cannot be embedded here: the embedder of the documents is not known, not installed, or has no address."""
 
 
 class GenerationError(_HTTPStatusError):

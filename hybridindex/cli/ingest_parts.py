@@ -26,7 +26,7 @@ from hybridindex.index import read_manifest
 from hybridindex.index.storage.beside import generation_file, lead_to, share
 from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
-from hybridindex.rag.collection import Collection, LiveDocuments
+from hybridindex.rag.collection import Collection, LiveDocuments, Noted
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, tokens_of_store, write_documents
 from hybridindex.rag.ingest import Reading, Spool, embedded, find_sources, mean_of, update
 from hybridindex.rag.retriever import CenteredEmbedder, Embedder
@@ -162,7 +162,7 @@ def _build(
         lead_to(place, number, DOCUMENTS_FILE)
         with LiveDocuments(share(place, number, DOCUMENTS_FILE), token_starts=token_starts) as store:
             store.describe((document.id, *about) for document, about in read.chunks())
-            store.note_sources(facts)
+            store.note(Noted(sources=facts))
         return {
             "path": index,
             "fingerprint": built.fingerprint,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
-from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
+from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel, find_wheel
 from hybridindex.types import F32
 
 __all__ = ["DIM", "EMBEDDER", "TOKENIZER", "WEIGHTS_SHA256", "StaticEmbedder", "center", "load_embedder", "normalize"]
@@ -102,7 +102,7 @@ class StaticEmbedder:
         return [np.unique(np.array([start for start, _ in e.offsets], dtype=np.uint32)) for e in encoded]
 
 
-def _read_parts(wheel_folder: Path) -> tuple[bytes, bytes]:
+def _read_parts(wheel_folder: Path, *, fetch: bool) -> tuple[bytes, bytes]:
     installed = importlib.util.find_spec("wordllama")  # finds the folder; does not import
     if installed is not None and installed.origin is not None:
         root = Path(installed.origin).parent
@@ -111,12 +111,19 @@ def _read_parts(wheel_folder: Path) -> tuple[bytes, bytes]:
             tokenizer = filesystem.read_bytes(root / _TOKENIZER)
             if hashlib.sha256(weights).hexdigest() == WEIGHTS_SHA256:
                 return weights, tokenizer
-    with filesystem.open_zip(fetch_wheel(WORDLLAMA_WHEEL, wheel_folder)) as wheel:
+    found = fetch_wheel(WORDLLAMA_WHEEL, wheel_folder) if fetch else find_wheel(WORDLLAMA_WHEEL, wheel_folder)
+    if found is None:
+        raise FetchError(
+            f"{WORDLLAMA_WHEEL.requirement} is neither installed nor in {wheel_folder}, and is not downloaded here; "
+            "hybridindex ingest --embedder demo fetches it into its --cache"
+        )
+    with filesystem.open_zip(found) as wheel:
         return wheel.read(f"wordllama/{_WEIGHTS}"), wheel.read(f"wordllama/{_TOKENIZER}")
 
 
-def load_embedder(wheel_folder: Path) -> StaticEmbedder:
+def load_embedder(wheel_folder: Path, *, fetch: bool = True) -> StaticEmbedder:
     """The embedder with wordllama's weights, from an installed package or its wheel (fetched into ``wheel_folder``).
+    ``fetch``: False: it has to be there.
 
     Raises MissingDependencyError without tokenizers or safetensors, FetchError where the weights cannot be had or
     are not the expected ones.
@@ -126,7 +133,7 @@ def load_embedder(wheel_folder: Path) -> StaticEmbedder:
         import tokenizers
     except ImportError as error:
         raise MissingDependencyError(f"{error.name} is needed to embed text: {how_to_install('demo')}") from error
-    weights, tokenizer = _read_parts(wheel_folder)
+    weights, tokenizer = _read_parts(wheel_folder, fetch=fetch)
     for what, content, expected in (("weights", weights, WEIGHTS_SHA256), ("tokenizer", tokenizer, _TOKENIZER_SHA256)):
         if (found := hashlib.sha256(content).hexdigest()) != expected:
             raise FetchError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from hybridindex import filesystem
 from hybridindex.errors import HybridIndexError, MissingDependencyError
 
-__all__ = ["FetchError", "WheelSpec", "fetch_wheel", "run_command"]
+__all__ = ["FetchError", "WheelSpec", "fetch_wheel", "find_wheel", "run_command"]
 
 _PIP_TIMEOUT_S = 600.0
 
@@ -65,6 +65,14 @@ def run_command(
 def sha256_of(path: Path) -> str:
     """SHA-256 (hex) of a file."""
     return filesystem.file_digest(path, hashlib.sha256)
+
+
+def find_wheel(spec: WheelSpec, folder: Path) -> Path | None:
+    """The wheel as a file in ``folder``, if it is there and intact."""
+    if not filesystem.is_dir(folder):
+        return None
+    names = filesystem.list_folder(folder, f"{spec.name.replace('-', '_')}-{spec.version}-*.whl")
+    return next((present for present in names if sha256_of(present) == spec.sha256), None)
 
 
 def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from hybridindex.rag.collection.collection import Collection, RowTarget, Searching
 from hybridindex.rag.collection.conditions import Compare, Condition, Operator, Together, from_dict, where_of
 from hybridindex.rag.collection.items import Hit, Item
-from hybridindex.rag.collection.store import LiveDocuments
+from hybridindex.rag.collection.store import LiveDocuments, Noted, SourceFacts
 
 __all__ = [
     "Collection",
@@ -12,9 +12,11 @@ __all__ = [
     "Hit",
     "Item",
     "LiveDocuments",
+    "Noted",
     "Operator",
     "RowTarget",
     "Searching",
+    "SourceFacts",
     "Together",
     "from_dict",
     "where_of",

@@ -8,8 +8,8 @@ the collection for writing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.api import Index, build, open_index
+from hybridindex.api import Index, open_index
 from hybridindex.errors import (
     AccessDeniedError,
     BuildError,
@@ -33,14 +33,16 @@ from hybridindex.errors import (
 )
 from hybridindex.index.build import default_nprobe
 from hybridindex.index.changes.compact import needs_compaction
+from hybridindex.index.changes.write import largest_id
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.storage.beside import generation_file, lead_to, lineage_of, share
-from hybridindex.index.storage.generation import CURRENT_FILE, generation_name
+from hybridindex.index.storage.beside import generation_file, lineage_of, share
+from hybridindex.index.storage.generation import CURRENT_FILE
 from hybridindex.rag.collection.conditions import Condition, where_of
 from hybridindex.rag.collection.items import Hit, Item, as_stream, check_columns, column_values, of_stream
+from hybridindex.rag.collection.make import make_collection
 from hybridindex.rag.collection.present import are_there, ids_where
-from hybridindex.rag.collection.store import Begun, LiveDocuments, make_live
-from hybridindex.rag.documents import DOCUMENTS_FILE, write_documents
+from hybridindex.rag.collection.store import Begun, LiveDocuments, Noted
+from hybridindex.rag.documents import DOCUMENTS_FILE
 from hybridindex.rag.tokens import WORDS, TokenStarts, word_starts
 from hybridindex.types import F32, I64, Metric, SearchResult
 
@@ -99,6 +101,7 @@ class Collection:
         write: bool = False,
         router: Searching | None = None,
         target: RowTarget | None = None,
+        index: Index | None = None,
         token_starts: TokenStarts = word_starts,
     ) -> None:
         """
@@ -113,6 +116,7 @@ class Collection:
             write: nobody else may write until it is closed.
             router: what searches; the caller closes it. None: one of our own, on the host.
             target: what changes rows, where that is not the index itself: the client of the daemon that serves it.
+            index: that at ``path``, open already; the caller closes it. None: the collection opens it.
             token_starts: those of the store's passages.
 
         Raises:
@@ -126,6 +130,7 @@ class Collection:
         self._codec, self._embedder, self._nprobe = codec, embedder, nprobe
         self._write, self._target, self._token_starts = write, target, token_starts
         self._given = router
+        self._lent = index
         self._index: Index | None = None
         self._store: LiveDocuments | None = None
         self._router: Any = None
@@ -178,12 +183,22 @@ class Collection:
 
     # Changes
 
-    def put(self, items: Sequence[Item], vectors: Any, *, replace: bool = True) -> list[int]:
+    def put(
+        self,
+        items: Sequence[Item],
+        vectors: Any,
+        *,
+        replace: bool = True,
+        gone: Sequence[int] = (),
+        noted: Noted | None = None,
+    ) -> list[int]:
         """Writes items, in the place of those that have their keys or ids; durable when it returns. The rows.
 
         Args:
             vectors: (n, d) float32; None: they have none, and searches by vectors do not find them.
             replace: False: a key or an id that is there is an error, and nothing changes.
+            gone: rows that go with their texts when the items have come. A crash leaves neither or both.
+            noted: what is written together with the change.
 
         Raises:
             DuplicateIdError: a key or an id twice, or, without ``replace``, one that is there. InvalidInputError: names
@@ -206,8 +221,9 @@ class Collection:
             self._finish_begun()
             ids = self._numbered(items, replace=replace)
             table = column_values(index.attributes, [item.metadata for item in items])
-            before = store.as_they_are(ids)
-            number = store.begin_put(items, ids, vectors, as_stream(table))
+            before = store.as_they_are([*ids.tolist(), *(noted.successors if noted is not None else ())])
+            leaving = np.array(sorted(store.items(gone)), dtype=np.int64)
+            number = store.begin_put(items, ids, vectors, as_stream(table), gone=leaving, noted=noted)
             try:
                 if vectors is None:
                     self._rows.delete(ids)
@@ -216,12 +232,26 @@ class Collection:
             except _REFUSALS:
                 store.take_back(number, ids, before)
                 raise
-            store.end(number)
+            try:
+                if len(leaving):
+                    self._rows.delete(leaving)
+            except _REFUSALS:
+                # What came stays, and what should go stays, too.
+                store.end(number)
+                raise
+            store.end(number, leaving.tolist(), noted)
         self._after_change()
         return [int(row) for row in ids]
 
-    def delete(self, ids: Sequence[int] | I64 | None = None, *, keys: Sequence[str] | None = None) -> int:
-        """Removes rows and then their texts; how many there were. What is not there changes nothing."""
+    def delete(
+        self,
+        ids: Sequence[int] | I64 | None = None,
+        *,
+        keys: Sequence[str] | None = None,
+        noted: Noted | None = None,
+    ) -> int:
+        """Removes rows and then their texts; how many there were. What is not there changes nothing. ``noted``: as of
+        :meth:`put`."""
         opened = self._opened(required=False)
         if opened is None:
             return 0
@@ -231,14 +261,18 @@ class Collection:
             wanted = list(store.ids_of(keys).values()) if keys is not None else [int(row) for row in ids or ()]
             gone = np.array(sorted(store.items(wanted)), dtype=np.int64)
             if not len(gone):
+                if noted is not None:
+                    store.note(noted)
                 return 0
-            number = store.begin_delete(gone)
+            before = store.successors_of(noted.successors if noted is not None else ())
+            number = store.begin_delete(gone, noted)
             try:
                 self._rows.delete(gone)
             except _REFUSALS:
                 store.end(number)
+                store.note(Noted(successors=before))
                 raise
-            store.end(number, gone.tolist())
+            store.end(number, gone.tolist(), noted)
         self._after_change()
         return len(gone)
 
@@ -247,8 +281,11 @@ class Collection:
         opened = self._opened(required=False)
         return 0 if opened is None else self.delete(opened[1].all_ids().tolist())
 
-    def recover(self) -> int:
+    def recover(self, *, refs: Sequence[str] | None = None) -> int:
         """Ends what a crash interrupted, and removes texts without rows; how many texts these were.
+
+        Args:
+            refs: looks for such texts among the parts of these alone.
 
         Raises:
             DocumentStoreError, BuildError, FileError. It can be called again.
@@ -259,7 +296,8 @@ class Collection:
         index, store = opened
         with store.changing():
             self._finish_begun()
-            ids = store.all_ids(rowed=True)
+            of_refs = None if refs is None else store.ids_of_refs(refs, rowed=True)
+            ids = store.all_ids(rowed=True) if of_refs is None else np.array(of_refs, dtype=np.int64)
             lost = ids[~are_there(index.ivf, ids)]
             return store.remove(lost.tolist()) if len(lost) else 0
 
@@ -283,7 +321,7 @@ class Collection:
             if there := store.items(given):
                 raise DuplicateIdError(f"{len(there)} ids are there already, among them {min(there)}")
         rows: list[int] = []
-        fresh = iter(store.new_ids(len(items)).tolist())
+        fresh = itertools.count(self.next_id())
         for item in items:
             of_key = None if item.key is None else known.get(item.key)
             if item.id is not None and of_key not in (None, item.id):
@@ -292,6 +330,12 @@ class Collection:
             rows.append(next(fresh) if of_item is None else of_item)
         _refuse_twice("id", rows)
         return np.array(rows, dtype=np.int64)
+
+    def next_id(self) -> int:
+        """The first of the numbers that no text and no row has, for who is within ``store.changing()``."""
+        live = self.index.ivf.live.read_now()
+        largest = largest_id(self.index.ivf.rows, None if live is None else live.added)
+        return max(self.store.next_id(), largest + 1)
 
     def _finish_begun(self) -> None:
         """Makes what was begun and not ended, by anybody. Within ``changing``."""
@@ -324,45 +368,19 @@ class Collection:
             return True
 
     def _make(self, items: Sequence[Item], vectors: F32, *, keep: bool = True) -> list[int]:
-        """The first put: an index with its documents appears at once, under its name. ``keep``: with the items."""
-        if filesystem.exists(self.path) and (not filesystem.is_dir(self.path) or filesystem.list_folder(self.path)):
-            raise InvalidInputError(f"path {str(self.path)!r} holds something that is no index; expected a new path")
-        given = [item.id for item in items if item.id is not None]
-        first = max(given, default=-1) + 1
-        fresh = iter(range(first, first + len(items)))
-        rows = [next(fresh) if item.id is None else item.id for item in items]
-        table = column_values(self._wanted, [item.metadata for item in items])
-        draft = self.path.with_name(f".{self.path.name}.new-{os.getpid()}")
-        filesystem.discard_tree(draft)
-        try:
-            options: dict[str, Any] = {"metric": self._metric, "normalize": self._normalize, "codec": self._codec}
-            with build(vectors, draft, ids=np.array(rows, dtype=np.int64), attributes=table, **options) as made:
-                file = draft / generation_name(made.ivf.generation) / DOCUMENTS_FILE
-                write_documents(
-                    file,
-                    [item.document(row) for item, row in zip(items, rows, strict=True)],
-                    index_fingerprint=made.fingerprint,
-                    embedder=self._embedder,
-                    dim=made.dim,
-                    token_starts=self._token_starts,
-                )
-                lead_to(draft, made.ivf.generation, DOCUMENTS_FILE)
-                shared = share(draft, made.ivf.generation, DOCUMENTS_FILE)
-                if not keep:
-                    made.delete(rows)
-            make_live(shared)
-            with LiveDocuments(shared, token_starts=self._token_starts) as store, store.changing():
-                # The rows are there: their texts get keys and metadata.
-                if keep:
-                    store.end(store.begin_put(items, np.array(rows, dtype=np.int64), vectors))
-                else:
-                    store.remove(rows)
-            filesystem.discard(shared.with_name(f"{shared.name}.lock"))
-            filesystem.rename(draft, self.path)
-            filesystem.sync_folder(self.path.absolute().parent)
-        except BaseException:
-            filesystem.discard_tree(draft)
-            raise
+        """The first put. ``keep``: with the items."""
+        rows = make_collection(
+            self.path,
+            items,
+            vectors,
+            columns=self._wanted,
+            embedder=self._embedder,
+            token_starts=self._token_starts,
+            keep=keep,
+            metric=self._metric,
+            normalize=self._normalize,
+            codec=self._codec,
+        )
         self._open()
         return rows
 
@@ -497,7 +515,7 @@ class Collection:
             return self._index, self._store
 
     def _open(self) -> None:
-        index = open_index(self.path, verify="quick", write=self._write)
+        index = open_index(self.path, verify="quick", write=self._write) if self._lent is None else self._lent
         try:
             number = index.ivf.generation
             if not filesystem.is_file(generation_file(self.path, number, DOCUMENTS_FILE)):
@@ -512,7 +530,8 @@ class Collection:
                 store.close()
                 raise
         except BaseException:
-            index.close()
+            if index is not self._lent:
+                index.close()
             raise
         self._index, self._store = index, store
         if self._write:
@@ -546,7 +565,7 @@ class Collection:
             self._older, self._router = [], None
             if self._store is not None:
                 self._store.close()
-            if self._index is not None:
+            if self._index is not None and self._index is not self._lent:
                 self._index.close()
             self._store = self._index = None
 

@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -28,7 +28,10 @@ from hybridindex.rag.documents import LIVE_VERSION, DocumentStore, is_live, pass
 from hybridindex.rag.tokens import TokenStarts, word_starts
 from hybridindex.types import F32, I64
 
-__all__ = ["Begun", "LiveDocuments", "make_live"]
+__all__ = ["Begun", "LiveDocuments", "Noted", "SourceFacts", "make_live"]
+
+#: Root, size, time of change in ns, digest, how it was read.
+SourceFacts = tuple[str, int, int, str, str]
 
 #: How long another process may change the documents before a change is refused.
 _WAIT_S = 30.0
@@ -61,6 +64,16 @@ class Begun:
     vectors: F32
     #: An Arrow stream with a record for each row; empty: none.
     attributes: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """What is written together with a change of rows."""
+
+    #: Row -> the row of the passage that follows it now. With the texts that come.
+    successors: Mapping[int, int | None] = field(default_factory=dict)
+    #: Name of each source -> what is known of it; None: it is gone. With the end of the change.
+    sources: Mapping[str, SourceFacts | None] = field(default_factory=dict)
 
 
 def make_live(path: Path) -> None:
@@ -172,9 +185,22 @@ class LiveDocuments(DocumentStore):
                 f"{self._path} cannot be changed ({error}); make room, or see to the rights and the disk of its folder"
             ) from error
 
-    def begin_put(self, items: Sequence[Item], ids: I64, vectors: F32 | None, attributes: bytes = b"") -> int:
-        """Writes texts, and down what the index has yet to do; the number of the change. ``vectors``: None: they have
-        none, and shall have no rows."""
+    def begin_put(
+        self,
+        items: Sequence[Item],
+        ids: I64,
+        vectors: F32 | None,
+        attributes: bytes = b"",
+        *,
+        gone: I64 | None = None,
+        noted: Noted | None = None,
+    ) -> int:
+        """Writes texts, and down what the index has yet to do; the number of the change.
+
+        Args:
+            vectors: None: they have none, and shall have no rows.
+            gone: rows that go after they came: a change of its own, with the next number.
+        """
         documents = [item.document(row) for item, row in zip(items, ids.tolist(), strict=True)]
         # What is wrong with a text is said before anything changes.
         rows = list(passage_rows(documents, self._token_starts))
@@ -184,6 +210,7 @@ class LiveDocuments(DocumentStore):
         ]
         with self._transaction() as db:
             self._write(db, rows)
+            self._link(db, noted)
             db.executemany("INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?, ?)", details)
             largest = int(ids.max(initial=-1))
             if largest >= self._said(db, "next_id"):
@@ -191,23 +218,37 @@ class LiveDocuments(DocumentStore):
             marks = [(row,) for row in ids.tolist()]
             if vectors is None:
                 db.executemany("INSERT OR REPLACE INTO unrowed VALUES (?)", marks)
-                return self._begin(db, "unrow", ids, b"", b"")
-            db.executemany("DELETE FROM unrowed WHERE id = ?", marks)
-            return self._begin(db, "put", ids, vectors.astype("<f4").tobytes(), attributes)
+                number = self._begin(db, "unrow", ids, b"", b"")
+            else:
+                db.executemany("DELETE FROM unrowed WHERE id = ?", marks)
+                number = self._begin(db, "put", ids, vectors.astype("<f4").tobytes(), attributes)
+            if gone is not None and len(gone):
+                self._begin(db, "delete", gone, b"", b"")
+            return number
 
-    def begin_delete(self, ids: I64) -> int:
+    def begin_delete(self, ids: I64, noted: Noted | None = None) -> int:
         """Writes down that rows shall go, and their texts after them; the number of the change."""
         with self._transaction() as db:
+            self._link(db, noted)
             return self._begin(db, "delete", ids, b"", b"")
 
-    def end(self, begun: Begun | int, gone: Iterable[int] = ()) -> None:
-        """The index has it: crosses the change out, and removes the texts of rows that are ``gone``."""
+    def end(self, begun: Begun | int, gone: Iterable[int] = (), noted: Noted | None = None) -> None:
+        """The index has it: crosses the change out, and removes the texts of rows that are ``gone``.
+
+        Args:
+            begun: a number: of the change that is under way, with those that began after it.
+        """
         with self._transaction() as db:
             self._remove(db, gone)
-            db.execute("DELETE FROM begun WHERE number = ?", [begun if isinstance(begun, int) else begun.number])
+            self._note(db, noted)
+            if isinstance(begun, int):
+                db.execute("DELETE FROM begun WHERE number >= ?", [begun])
+            else:
+                db.execute("DELETE FROM begun WHERE number = ?", [begun.number])
 
     def take_back(self, number: int, ids: I64, before: Mapping[int, tuple[Any, ...]]) -> None:
-        """The index refused it: puts ``before`` (:meth:`as_they_are`) in the place of the texts of ``ids``."""
+        """The index refused it: puts ``before`` (:meth:`as_they_are`) in the place of the texts of ``ids``, and of those
+        that it has beside them. The changes that began after it are crossed out, too."""
         with self._transaction() as db:
             self._remove(db, [row for row in ids.tolist() if row not in before])
             for passage, detail, unrowed in before.values():
@@ -218,13 +259,13 @@ class LiveDocuments(DocumentStore):
                     db.execute("DELETE FROM details WHERE id = ?", [passage[0]])
                 else:
                     db.execute("INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?, ?)", detail)
-            db.execute("DELETE FROM begun WHERE number = ?", [number])
+            db.execute("DELETE FROM begun WHERE number >= ?", [number])
 
-    def as_they_are(self, ids: I64) -> dict[int, tuple[Any, ...]]:
+    def as_they_are(self, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """What :meth:`take_back` takes, of the ids that have texts."""
-        passages = {row[0]: row for row in self._rows("SELECT * FROM passages WHERE id IN ({})", ids.tolist())}
-        details = {row[0]: row for row in self._rows("SELECT * FROM details WHERE id IN ({})", ids.tolist())}
-        unrowed = {row for (row,) in self._rows("SELECT id FROM unrowed WHERE id IN ({})", ids.tolist())}
+        passages = {row[0]: row for row in self._rows("SELECT * FROM passages WHERE id IN ({})", ids)}
+        details = {row[0]: row for row in self._rows("SELECT * FROM details WHERE id IN ({})", ids)}
+        unrowed = {row for (row,) in self._rows("SELECT id FROM unrowed WHERE id IN ({})", ids)}
         return {row: (passages[row], details.get(row), row in unrowed) for row in passages}
 
     def remove(self, ids: Iterable[int]) -> int:
@@ -234,31 +275,44 @@ class LiveDocuments(DocumentStore):
             self._remove(db, wanted)
         return len(wanted)
 
-    def new_ids(self, count: int) -> I64:
-        """Numbers that no row has, or had since the store changes. Within :meth:`changing`, of the next put."""
+    def next_id(self) -> int:
+        """The first of the numbers that no text has, or had since the store changes."""
         with self._lock, self._named_errors():
-            first = max(self._said(self._db, "next_id"), _largest(self._db) + 1)
-        return np.arange(first, first + count, dtype=np.int64)
+            return max(self._said(self._db, "next_id"), _largest(self._db) + 1)
 
-    def relink(self, successors: Mapping[int, int | None]) -> None:
-        """Other successors of passages."""
+    def note(self, noted: Noted) -> None:
+        """Without a change of rows."""
         with self._transaction() as db:
-            db.executemany(
-                "UPDATE passages SET successor = ? WHERE id = ?", [(s, row) for row, s in successors.items()]
-            )
+            self._link(db, noted)
+            self._note(db, noted)
 
-    def reserve_ids(self, count: int) -> I64:
-        """As :meth:`new_ids`, and nobody else gets them."""
+    def successors_of(self, ids: Iterable[int]) -> dict[int, int | None]:
+        """Row -> the row of the passage that follows it, of those that are there."""
+        return dict(self._rows("SELECT id, successor FROM passages WHERE id IN ({})", list(ids)))
+
+    def reserve_ids(self, first: int, count: int) -> None:
+        """Nobody else gets the ``count`` numbers from ``first`` on, which is :meth:`next_id` or more."""
         with self._transaction() as db:
-            first = max(self._said(db, "next_id"), _largest(db) + 1)
             self._say(db, "next_id", first + count)
-        return np.arange(first, first + count, dtype=np.int64)
 
     def describe(self, facts: Iterable[tuple[int, str, bytes, Mapping[str, Any]]]) -> None:
         """(id, ref, digest, metadata) of passages that were written without."""
         said = ((row, ref, digest, metadata_json(metadata)) for row, ref, digest, metadata in facts)
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO details VALUES (?, NULL, ?, ?, ?)", said)
+
+    @staticmethod
+    def _link(db: sqlite3.Connection, noted: Noted | None) -> None:
+        links = () if noted is None else [(following, row) for row, following in noted.successors.items()]
+        db.executemany("UPDATE passages SET successor = ? WHERE id = ?", links)
+
+    @staticmethod
+    def _note(db: sqlite3.Connection, noted: Noted | None) -> None:
+        for name, said in () if noted is None else noted.sources.items():
+            if said is None:
+                db.execute("DELETE FROM sources WHERE name = ?", [name])
+            else:
+                db.execute("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", [name, *said])
 
     @staticmethod
     def _begin(db: sqlite3.Connection, kind: str, ids: I64, vectors: bytes, attributes: bytes) -> int:
@@ -317,9 +371,11 @@ class LiveDocuments(DocumentStore):
         """Rows by key, of those that are there."""
         return dict(self._rows("SELECT key, id FROM details WHERE key IN ({})", keys))
 
-    def ids_of_refs(self, refs: Sequence[str]) -> list[int]:
-        """Rows of all parts of these."""
-        return [row for (row,) in self._rows("SELECT id FROM details WHERE ref IN ({}) ORDER BY id", refs)]
+    def ids_of_refs(self, refs: Sequence[str], *, rowed: bool = False) -> list[int]:
+        """Rows of all parts of these; ``rowed``: of those that shall have rows."""
+        but = " AND id NOT IN (SELECT id FROM unrowed)" if rowed else ""
+        found = self._rows(f"SELECT id FROM details WHERE ref IN ({{}}){but} ORDER BY id", refs)  # noqa: S608 - ours
+        return [row for (row,) in found]
 
     def digests_of(self, ref: str) -> list[tuple[int, bytes, int | None]]:
         """(row, digest, successor) of each part of this."""
@@ -347,18 +403,15 @@ class LiveDocuments(DocumentStore):
         found = self._rows(f"SELECT id FROM passages{but} ORDER BY id")  # noqa: S608 - words of ours
         return np.array([row for (row,) in found], dtype=np.int64)
 
-    def sources(self) -> dict[str, tuple[str, int, int, str, str]]:
-        """Name of each source -> root, size, time of change in ns, digest, how it was read."""
-        return {row[0]: tuple(row[1:]) for row in self._rows("SELECT * FROM sources")}
+    def sources(self, names: Sequence[str] | None = None) -> dict[str, SourceFacts]:
+        """What is known of each source. ``names``: of these alone, if they are there."""
+        asked = "SELECT * FROM sources" if names is None else "SELECT * FROM sources WHERE name IN ({})"
+        return {row[0]: tuple(row[1:]) for row in self._rows(asked, names)}
 
-    def note_sources(self, facts: Mapping[str, tuple[str, int, int, str, str] | None]) -> None:
-        """What :meth:`sources` says of each from now on; None: it is gone."""
-        with self._transaction() as db:
-            for name, said in facts.items():
-                if said is None:
-                    db.execute("DELETE FROM sources WHERE name = ?", [name])
-                else:
-                    db.execute("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", [name, *said])
+    def ways_of_reading(self) -> list[str]:
+        """How the sources were read, the most frequent way first."""
+        found = self._rows("SELECT options FROM sources GROUP BY options ORDER BY count(*) DESC, options")
+        return [row for (row,) in found]
 
     def _rows(self, statement: str, values: Sequence[Any] | None = None) -> list[Any]:
         """``{}`` in the statement stands for the values."""

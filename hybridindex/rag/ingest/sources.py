@@ -1,17 +1,20 @@
-"""Files that hold texts: which there are below what was named, and whether they changed."""
+"""What holds texts: files, which there are below what was named; and texts that come by themselves. Whether either
+changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError, InvalidInputError
 
-__all__ = ["ENDINGS", "Source", "find_sources"]
+__all__ = ["ENDINGS", "GivenText", "Source", "find_sources"]
 
 #: Ending -> what is in the file.
 ENDINGS = {
@@ -60,6 +63,45 @@ class Source:
     def digest(self) -> str:
         """Of all bytes. Raises FileError."""
         return filesystem.file_digest(self.path, xxhash.xxh3_128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenText:
+    """A text that comes by itself. It is a source like a file of the same name."""
+
+    #: Names it in the document store.
+    name: str
+    text: str
+    #: "markdown", of plain texts too, or "html".
+    kind: str = "markdown"
+    #: For readers; empty: the name.
+    title: str = ""
+    #: Of each of its chunks.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Most words of a chunk; None: as :class:`hybridindex.rag.ingest.readers.Reading` says.
+    words: int | None = None
+
+    @property
+    def label(self) -> str:
+        return self.title or self.name
+
+    @property
+    def root(self) -> str:
+        """There is nothing above it."""
+        return ""
+
+    @property
+    def is_named(self) -> bool:
+        return True
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Nothing follows from them."""
+        return len(self.text), 0
+
+    def digest(self) -> str:
+        """Of all that its chunks depend on."""
+        said = json.dumps([self.kind, self.label, self.metadata, self.text], sort_keys=True)
+        return xxhash.xxh3_128_hexdigest(said.encode())
 
 
 def find_sources(named: Sequence[Path], *, known: Iterable[str] = ()) -> list[Source]:

@@ -12,15 +12,14 @@ import numpy as np
 
 from hybridindex import filesystem
 from hybridindex.errors import DuplicateIdError, InvalidInputError
+from hybridindex.rag.collection import SourceFacts
 from hybridindex.rag.documents import Document
 from hybridindex.rag.ingest.readers import Reading, read_chunks
 from hybridindex.rag.ingest.sources import Source
 from hybridindex.types import I64
 
-__all__ = ["SourceFacts", "Spool"]
+__all__ = ["Spool"]
 
-#: Root, size, time of change in ns, digest, how it was read.
-SourceFacts = tuple[str, int, int, str, str]
 _About = tuple[str, bytes, dict[str, Any]]
 
 

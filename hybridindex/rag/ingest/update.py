@@ -3,6 +3,9 @@
 A source with the same size and time of change, or the same bytes, is not read. Of one that changed, chunks that are as
 they were keep their rows. A source is noted when all of its chunks are written; so a run that was broken off is
 continued by the next one, which finds the chunks that are there.
+
+Texts that come by themselves are sources, too. All of a call are embedded before anything changes, and are written
+together.
 """
 
 from __future__ import annotations
@@ -10,26 +13,29 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from hybridindex.errors import DuplicateIdError, FileError, InvalidInputError
-from hybridindex.rag.collection import Collection, Item
+from hybridindex.rag.collection import Collection, Item, Noted, SourceFacts
+from hybridindex.rag.collection.items import column_values
 from hybridindex.rag.documents import Document
 from hybridindex.rag.ingest.batches import embedded
 from hybridindex.rag.ingest.readers import Chunk, Reading, read_chunks
-from hybridindex.rag.ingest.sources import Source
-from hybridindex.rag.ingest.spool import SourceFacts
+from hybridindex.rag.ingest.sources import GivenText, Source
 from hybridindex.rag.retriever import Embedder
 
-__all__ = ["Outcome", "update"]
+__all__ = ["Outcome", "put_texts", "remove_texts", "update"]
 
 #: Chunks that are embedded and written at a time.
 _BATCH = 512
 Progress = Callable[[str, int, int | None], None]
+#: From a source to its chunks.
+Read = Callable[[GivenText, Reading], Iterable[Chunk]]
 
 
 @dataclass(slots=True)
@@ -67,7 +73,65 @@ def update(
     with collection.store.changing():
         # Also texts whose rows somebody deleted.
         collection.recover()
-        return _Update(collection, roots, embedder, reading, checksum=checksum).run(sources, progress)
+        known, there = collection.store.sources(), {source.name for source in sources}
+        below = [root.expanduser().resolve() for root in roots]
+        gone = [name for name in known if name not in there and any(Path(name).is_relative_to(root) for root in below)]
+        made = _Update(collection, embedder, checksum=checksum)
+        return made.run([(source, reading) for source in sources], known, gone, progress)
+
+
+def put_texts(
+    collection: Collection,
+    texts: Sequence[GivenText],
+    embedder: Embedder,
+    *,
+    read: Read = read_chunks,
+    most: int = 1 << 16,
+    numbering: AbstractContextManager[object] | None = None,
+) -> Outcome:
+    """Texts as sources of their own: new ones, or in the place of those of the same names.
+
+    Args:
+        texts: with different names. Those that say no number of words are read as they were before, or else as most
+            sources of the collection were.
+        read: from a text to its chunks.
+        most: chunks that may be new.
+        numbering: within it nobody gives rows numbers.
+
+    Raises:
+        InvalidInputError: more chunks are new than ``most``, or metadata do not fit the columns of the index: names the
+        source. What the embedder and the collection raise. In each case nothing has changed, unless it is the disk that
+        fails between the rows that come and those that go.
+    """
+    with collection.store.changing():
+        names = [text.name for text in texts]
+        collection.recover(refs=names)
+        known = collection.store.sources(names)
+        usual = collection.store.ways_of_reading()[:1]
+        sources = []
+        for text in texts:
+            said = [known[text.name][4]] if text.name in known else usual
+            words = text.words if text.words is not None or not said else Reading.as_said(said[0]).words
+            sources.append((replace(text, words=words), Reading(words=words)))
+        made = _Update(collection, embedder, checksum=True, read=read, most=most, numbering=numbering)
+        return made.run(sources, known, [], lambda *_: None)
+
+
+def remove_texts(collection: Collection, names: Sequence[str]) -> Outcome:
+    """Sources and all their chunks, at once. Names of which there is nothing change nothing.
+
+    Raises:
+        What the collection raises: nothing has changed.
+    """
+    outcome = Outcome()
+    with collection.store.changing():
+        store = collection.store
+        there = [name for name in dict.fromkeys(names) if name in store.sources([name]) or store.ids_of_refs([name])]
+        if there:
+            rows = store.ids_of_refs(there)
+            outcome.chunks["removed"] = collection.delete(rows, noted=Noted(sources=dict.fromkeys(there)))
+            outcome.sources["removed"] = len(there)
+    return outcome
 
 
 class _UnreadableError(Exception):
@@ -94,41 +158,61 @@ class _Done:
 
 class _Update:
     def __init__(
-        self, collection: Collection, roots: Sequence[Path], embedder: Embedder, reading: Reading, *, checksum: bool
+        self,
+        collection: Collection,
+        embedder: Embedder,
+        *,
+        checksum: bool,
+        read: Read | None = None,
+        most: int | None = None,
+        numbering: AbstractContextManager[object] | None = None,
     ) -> None:
+        """
+        Args:
+            read: of texts.
+            most: all is one change, of so many new chunks at most. None: a change after each :data:`_BATCH`.
+            numbering: of one change: around it.
+        """
         self._collection, self._store = collection, collection.store
-        self._roots = [root.expanduser().resolve() for root in roots]
-        self._embedder, self._reading, self._checksum = embedder, reading, checksum
+        self._embedder, self._checksum = embedder, checksum
+        self._read_text: Read = read_chunks if read is None else read
+        self._most, self._numbering = most, numbering or contextlib.nullcontext()
+        self._columns = collection.index.attributes
         self._items: list[Item] = []
         self._done: list[_Done] = []
         self._outcome = Outcome()
         self._reserved: Iterator[int] = iter(())
+        #: Of one change: the first of the numbers that its new chunks have.
+        self._first: int | None = None
 
-    def run(self, sources: Sequence[Source], progress: Progress) -> Outcome:
-        known = self._store.sources()
-        there = {source.name for source in sources}
-        for number, source in enumerate(sources):
+    def run(
+        self,
+        sources: Sequence[tuple[Source | GivenText, Reading]],
+        known: dict[str, SourceFacts],
+        gone: Sequence[str],
+        progress: Progress,
+    ) -> Outcome:
+        for number, (source, reading) in enumerate(sources):
             progress("sources", number, len(sources))
             try:
-                self._look(source, known.get(source.name))
+                self._look(source, reading, known.get(source.name))
             except _UnreadableError as error:
                 if source.is_named:
                     raise error.reason from None
                 self._outcome.failed[source.name] = str(error.reason)
                 self._outcome.sources["failed"] += 1
-        for name in known:
-            if name not in there and any(Path(name).is_relative_to(root) for root in self._roots):
-                self._outcome.sources["removed"] += 1
-                self._done.append(_Done(name, None, self._store.ids_of_refs([name]), {}))
-                self._flush(least=_BATCH)
+        for name in gone:
+            self._outcome.sources["removed"] += 1
+            self._done.append(_Done(name, None, self._store.ids_of_refs([name]), {}))
+            self._flush(least=_BATCH)
         self._flush()
         progress("sources", len(sources), len(sources))
         return self._outcome
 
-    def _look(self, source: Source, before: SourceFacts | None) -> None:
+    def _look(self, source: Source | GivenText, reading: Reading, before: SourceFacts | None) -> None:
         with _reading():
             size, mtime = source.size_and_time()
-        said = self._reading.said(source)
+        said = reading.said(source)
         same = before is not None and before[4] == said
         if before is not None and same and not self._checksum and before[1:3] == (size, mtime):
             self._outcome.sources["unchanged"] += 1
@@ -140,10 +224,10 @@ class _Update:
             self._outcome.sources["unchanged"] += 1
             self._done.append(_Done(source.name, facts, [], {}))
             return
-        self._read(source, facts)
+        self._read(source, reading, facts)
         self._outcome.sources["added" if before is None else "changed"] += 1
 
-    def _read(self, source: Source, facts: SourceFacts) -> None:
+    def _read(self, source: Source | GivenText, reading: Reading, facts: SourceFacts) -> None:
         rows: dict[bytes, list[int]] = defaultdict(list)
         successors: dict[int, int | None] = {}
         for row, digest, successor in reversed(self._store.digests_of(source.name)):
@@ -151,7 +235,8 @@ class _Update:
             successors[row] = successor
         relinked: dict[int, int | None] = {}
         kept: set[int] = set()
-        stream = ((chunk, chunk.digest()) for chunk in _readable(read_chunks(source, self._reading)))
+        chunks = self._read_text(source, reading) if isinstance(source, GivenText) else read_chunks(source, reading)
+        stream = ((chunk, chunk.digest()) for chunk in _readable(iter(chunks)))
         placed = ((chunk, digest, self._row_of(chunk, digest, rows)) for chunk, digest in stream)
         try:
             self._take(source, placed, successors, kept, relinked)
@@ -165,7 +250,7 @@ class _Update:
 
     def _take(
         self,
-        source: Source,
+        source: Source | GivenText,
         placed: Iterator[_Placed],
         successors: dict[int, int | None],
         kept: set[int],
@@ -175,7 +260,7 @@ class _Update:
         for (chunk, digest, (row, is_new)), following in itertools.zip_longest(*_with_next(placed)):
             successor = following[2][0] if following is not None and following[0].continues else None
             if row in kept:
-                raise DuplicateIdError(f"{source.path} has id {row} twice; expected once")
+                raise DuplicateIdError(f"{source.name} has id {row} twice; expected once")
             kept.add(row)
             if not is_new:
                 self._outcome.chunks["unchanged"] += 1
@@ -183,6 +268,7 @@ class _Update:
                     relinked[row] = successor
                 continue
             self._outcome.chunks["added"] += 1
+            self._check_metadata(source, chunk)
             self._items.append(
                 Item(
                     id=row, text=chunk.text, source=chunk.source, ref=source.name, digest=digest,
@@ -203,28 +289,64 @@ class _Update:
             return same.pop(), False
         row = next(self._reserved, None)
         if row is None:
-            self._reserved = iter(self._store.reserve_ids(_BATCH).tolist())
+            first = self._collection.next_id()
+            if self._most is None:
+                # Chunks name the next one, which may be written with the next batch.
+                self._store.reserve_ids(first, _BATCH)
+                self._reserved = iter(range(first, first + _BATCH))
+            else:
+                self._reserved, self._first = itertools.count(first), first
             row = next(self._reserved)
         return row, True
 
+    def _check_metadata(self, source: Source | GivenText, chunk: Chunk) -> None:
+        """What is wrong with them is wrong with their source."""
+        if self._columns and chunk.metadata:
+            try:
+                column_values(self._columns, [chunk.metadata])
+            except InvalidInputError as error:
+                raise _UnreadableError(InvalidInputError(f"{source.name}: {error}")) from error
+
     def _flush(self, *, least: int = 0) -> None:
-        """Embeds and writes what is held, and then ends the sources that are read."""
-        if least and len(self._items) < least and sum(len(done.gone) for done in self._done) < least:
+        """Embeds and writes what is held, and ends the sources that are read."""
+        if least and (
+            self._most is not None or (len(self._items) < least and sum(len(done.gone) for done in self._done) < least)
+        ):
             return
+        if self._most is not None and len(self._items) > self._most:
+            raise InvalidInputError(
+                f"the texts make {len(self._items)} new chunks; expected {self._most} at most: send fewer at a time"
+            )
+        vectors = None
         if self._items:
             self._refuse_others_rows()
             passages = (Document(id=item.id or 0, text=item.text) for item in self._items)
             vectors = np.concatenate([batch for batch, _ in embedded(passages, self._embedder)])
-            self._collection.put(self._items, vectors)
-            self._items = []
-        if gone := [row for done in self._done for row in done.gone]:
-            self._outcome.chunks["removed"] += self._collection.delete(gone)
+        with self._numbering:
+            if self._first is not None:
+                self._renumber(self._collection.next_id() - self._first)
+            gone = [row for done in self._done for row in done.gone]
+            links = {row: following for done in self._done for row, following in done.successors.items()}
+            noted = Noted(successors=links, sources={done.name: done.facts for done in self._done})
+            if self._items:
+                self._collection.put(self._items, vectors, gone=gone, noted=noted)
+                self._outcome.chunks["removed"] += len(gone)
+            elif self._done:
+                self._outcome.chunks["removed"] += self._collection.delete(gone, noted=noted)
+        self._items, self._done = [], []
+
+    def _renumber(self, by: int) -> None:
+        """Rows came while texts were embedded, and have the numbers that new chunks should have had."""
+        if not by:
+            return
+        first = self._first or 0
+
+        def moved(row: int | None) -> int | None:
+            return row if row is None or row < first else row + by
+
+        self._items = [replace(item, id=moved(item.id), successor=moved(item.successor)) for item in self._items]
         for done in self._done:
-            if done.successors:
-                self._store.relink(done.successors)
-        if self._done:
-            self._store.note_sources({done.name: done.facts for done in self._done})
-        self._done = []
+            done.successors = {row: moved(following) for row, following in done.successors.items()}
 
     def _refuse_others_rows(self) -> None:
         """Ids that files give must be theirs alone."""

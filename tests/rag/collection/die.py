@@ -4,11 +4,12 @@ at its second; and so on, until one is done.
     python -m tests.rag.collection.die FOLDER CHANGE STEP
 
 STEP: only at each such call. Leaves a copy for each: FOLDER-0001 and so on; in the last one the change was done. One
-process loads the library and forks for each; it never searches.
+process loads the library and forks for each; it never searches. What is ingested lies in texts, beside the folder.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -20,7 +21,8 @@ from hybridindex import filesystem
 from hybridindex.filesystem import Call
 from hybridindex.rag.collection import Collection
 from hybridindex.rag.collection import store as stores
-from tests.rag.collection.world import COLUMNS, put
+from hybridindex.rag.ingest import put_texts, remove_texts
+from tests.rag.collection.world import COLUMNS, Embedder, given_texts, ingest, put
 
 #: A watcher is gone when nobody has it.
 _kept: list[Any] = []
@@ -38,6 +40,14 @@ def change(path: Path, which: str) -> None:
             collection.delete(keys=["k0", "k1", "none"])
         elif which == "compact":
             collection.compact()
+        elif which == "texts":
+            put_texts(collection, given_texts("second"), Embedder())
+        elif which == "removal":
+            remove_texts(collection, ["text 0", "text 1", "none"])
+        elif which == "ingest":
+            # Many batches, so that it dies between them, too.
+            importlib.import_module("hybridindex.rag.ingest.update")._BATCH = 3
+            ingest(collection, path.parent / "texts")
         else:
             raise AssertionError(which)
 
@@ -71,7 +81,7 @@ def die_at(number: int) -> None:
 
 
 def main(folder: Path, which: str, step: int) -> None:
-    for number in range(1, 500, step):
+    for number in range(1, 2000, step):
         copy = folder.with_name(f"{folder.name}-{number:04d}")
         shutil.copytree(folder, copy, symlinks=True)
         pid = os.fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,19 @@ import hybridindex as hx
 from hybridindex.errors import BuildError, DocumentStoreError, DuplicateIdError, InvalidInputError, UnreachableError
 from hybridindex.rag.collection import Collection, Compare, Item
 from hybridindex.rag.documents import Document, DocumentStore, write_documents
-from tests.rag.collection.world import COLUMNS, DIM, check, items, put, state, vectors_of
+from hybridindex.rag.ingest import put_texts, remove_texts
+from tests.rag.collection.world import (
+    COLUMNS,
+    DIM,
+    Embedder,
+    check,
+    chunks_of,
+    given_texts,
+    items,
+    put,
+    state,
+    vectors_of,
+)
 
 
 @pytest.fixture
@@ -106,6 +119,39 @@ def test_what_the_index_refuses_is_taken_back(path):
         assert collection.store.begun() == []
     assert state(path) == before
     check(path)
+
+
+def test_a_change_of_texts_that_the_index_refuses_is_taken_back(path):
+    with Collection(path) as collection:
+        put_texts(collection, given_texts("first"), Embedder())
+    before, second = chunks_of(path), given_texts("second")
+    with hx.open(path) as index:
+        target = Target(index, BuildError("somebody writes"))
+        with Collection(path, target=target) as collection:
+            for change in (
+                lambda: put_texts(collection, second, Embedder()),
+                lambda: remove_texts(collection, ["text 1"]),
+                # Nothing new: what is left is linked anew.
+                lambda: put_texts(collection, [replace(second[2], text="# same 2\n\nwords")], Embedder()),
+            ):
+                with pytest.raises(BuildError):
+                    change()
+                assert collection.store.begun() == []
+                assert chunks_of(path) == before
+            # It refuses the rows that should go, and not those that came.
+            target.upsert = index.upsert
+            with pytest.raises(BuildError):
+                put_texts(collection, second[2:], Embedder())
+            check(path)
+            target.error = None
+            assert put_texts(collection, second[2:], Embedder()).sources == {"changed": 1}
+        check(path)
+    after = chunks_of(path)
+    assert [text for text, _ in after["text 2"]] == [
+        "# same 2\n\nwords",
+        *(f"# second 2 {m}\n\nwords" for m in range(3)),
+    ]
+    assert {name: after[name] for name in ("text 0", "text 1")} == {name: before[name] for name in ("text 0", "text 1")}
 
 
 def test_what_may_have_been_done_is_done_again(path):
