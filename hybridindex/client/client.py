@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import hybridindex.client.messages as messages
@@ -231,6 +231,42 @@ class Client(OfOneProcess):
         :meth:`add`."""
         answer = self._send(messages.delete_call(ids, where, key=idempotency_key))
         return int(answer["deleted"])
+
+    def add_documents(
+        self,
+        documents: Iterable[Mapping[str, Any]],
+        *,
+        words: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Adds documents to an index that was made of documents, or replaces those of the same sources: the daemon cuts
+        and embeds them, and only what changed. What became of sources and chunks. Searches that begin afterwards find
+        them. Needs a key with the role write.
+
+        Args:
+            documents: mappings with ``source``, the name, and ``text``; and maybe ``title``, ``format`` ("text" or
+                "html") and ``metadata``, of which those that are attributes of the index can be filtered by.
+            words: most words of a chunk; None: as the documents were read before.
+            idempotency_key: as of :meth:`add`.
+
+        Raises:
+            NoDocumentsError: the index has no documents. NoEmbedderError: the daemon has not the embedder of the
+            documents that are there.
+            EmbeddingError: the embedder failed, and nothing was changed.
+            InvalidInputError, BusyWritingError, BuildError: as :meth:`add`.
+        """
+        return self._send(messages.add_documents_call(documents, words=words, key=idempotency_key))
+
+    def delete_documents(
+        self,
+        sources: Iterable[str],
+        *,
+        idempotency_key: str | None = None,
+    ) -> int:
+        """Removes documents with all their chunks; how many were there. Needs a key with the role write.
+        ``idempotency_key``: as of :meth:`add`."""
+        answer = self._send(messages.delete_documents_call(sources, key=idempotency_key))
+        return int(answer["sources"]["removed"])
 
     def compact(self, *, wait: bool = True) -> dict[str, Any]:
         """As :meth:`hybridindex.api.Index.compact`, of the index that is served, which goes on serving. Needs a key

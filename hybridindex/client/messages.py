@@ -7,7 +7,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -24,10 +24,14 @@ from hybridindex.errors import (
     DamagedListsError,
     DeadlineExceededError,
     DeviceError,
+    DocumentStoreError,
     DuplicateIdError,
+    EmbeddingError,
     HybridIndexError,
     InfeasiblePlanError,
     InvalidInputError,
+    NoDocumentsError,
+    NoEmbedderError,
     OverloadedError,
     PlanConflictError,
     PlanningError,
@@ -42,11 +46,13 @@ from hybridindex.types import F32, I64, SearchResult
 __all__ = [
     "Address",
     "Call",
+    "add_documents_call",
     "apply_plan_call",
     "check_index",
     "close_session_call",
     "compact_call",
     "delete_call",
+    "delete_documents_call",
     "drain_call",
     "error_of",
     "ids_of",
@@ -73,10 +79,14 @@ _ID_LISTS = ("allow_ids", "deny_ids")
 _NAMED: dict[str, type[HybridIndexError]] = {
     "damaged-lists": DamagedListsError,
     "device-failed": DeviceError,
+    "documents": DocumentStoreError,
     "duplicate-id": DuplicateIdError,
+    "embedder-failed": EmbeddingError,
     "idempotency-key": InvalidInputError,
     "index-busy": BuildError,
     "infeasible-plan": InfeasiblePlanError,
+    "no-documents": NoDocumentsError,
+    "no-embedder": NoEmbedderError,
     "no-plan": PlanningError,
     "plan-conflict": PlanConflictError,
     "reload-failed": ReloadError,
@@ -238,6 +248,41 @@ def ids_of(answer: dict[str, Any], ids: Any) -> I64:
     """Of rows that were added: those that were given, or those that the daemon chose."""
     chosen = answer["ids"]
     return check_ids("ids", ids) if chosen is None else np.array(chosen, dtype=np.int64)
+
+
+def add_documents_call(
+    documents: Iterable[Mapping[str, Any]], *, words: int | None, key: str | None
+) -> Call[dict[str, Any]]:
+    """Adds documents, or replaces those of the same sources. Sent twice, it does so once.
+
+    Args:
+        documents: each with ``source`` and ``text``, and maybe ``title``, ``format`` and ``metadata``.
+        words: most words of a chunk.
+        key: the same for all attempts; None: one of its own.
+
+    Raises:
+        InvalidInputError: something cannot be sent.
+    """
+    given = [dict(each) if isinstance(each, Mapping) else each for each in documents]
+    for number, each in enumerate(given):
+        if not isinstance(each, dict):
+            raise InvalidInputError(f"documents[{number}] is a {type(each).__name__}; expected a mapping")
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"documents hold what JSON cannot ({error})") from None
+    asked = Call(method="POST", path="/v1/documents", read=object_of, is_change=True)
+    asked = _with_json(asked, {"documents": given, "words": words})
+    return replace(asked, headers={**asked.headers, "idempotency-key": _key_of(key)})
+
+
+def delete_documents_call(sources: Iterable[str], *, key: str | None) -> Call[dict[str, Any]]:
+    """Removes documents by their sources. Sent twice, it does so once. ``key``: as of :func:`add_documents_call`."""
+    if isinstance(sources, str):
+        raise InvalidInputError(f"sources is {sources!r}; expected a list of texts")
+    asked = Call(method="POST", path="/v1/documents/delete", read=object_of, is_change=True)
+    asked = _with_json(asked, {"sources": list(sources)})
+    return replace(asked, headers={**asked.headers, "idempotency-key": _key_of(key)})
 
 
 def compact_call(*, wait: bool) -> Call[dict[str, Any]]:

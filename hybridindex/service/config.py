@@ -23,7 +23,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.service.intake.machine_memory import LEAST_REQUEST_MEMORY
 from hybridindex.store.retention import Retention
 
-__all__ = ["Limits", "ServiceConfig", "check_plan_choice", "is_loopback"]
+__all__ = ["DocumentConfig", "Limits", "ServiceConfig", "check_plan_choice", "is_loopback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class Limits:
     max_nprobe: Annotated[int | None, Setting(help="Largest nprobe of a request; default the index's lists.")] = None
     max_queries: Annotated[int, Setting(help="Queries of one request.")] = 4096
     max_rows: Annotated[int, Setting(help="Rows of one request that adds or replaces some.")] = 1 << 16
+    max_documents: Annotated[int, Setting(help="Documents of one request. Their new chunks may be max_rows.")] = 1000
     max_answer_rows: Annotated[int, Setting(help="Neighbours in one answer, over all its queries.")] = 1 << 20
     request_memory_bytes: Annotated[
         int | None,
@@ -83,6 +84,7 @@ class Limits:
         _whole(self, "max_nprobe", 1, 1 << 31, optional=True)
         _whole(self, "max_queries", 1, MAX_BATCH_QUERIES)
         _whole(self, "max_rows", 1, 1 << 22)
+        _whole(self, "max_documents", 1, 1 << 20)
         _whole(self, "max_answer_rows", 1, 1 << 28)
         _whole(self, "request_memory_bytes", LEAST_REQUEST_MEMORY, 1 << 50, optional=True)
         _whole(self, "max_sessions", 0, 1 << 20)
@@ -93,6 +95,33 @@ class Limits:
         _number(self, "default_deadline_ms", 86_400_000, optional=True)
         _whole(self, "overload_min_nprobe", 1, 1 << 31, optional=True)
         _number(self, "client_timeout_s", 3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentConfig:
+    """What documents that come are embedded with: the embedder of the index, in a process of the lowest priority. It
+    downloads nothing."""
+
+    embedder_url: Annotated[
+        str | None,
+        Setting(
+            help="Server with /v1/embeddings, where the embedder of the index is openai:MODEL; default "
+            "HYBRIDINDEX_EMBEDDER_URL of the environment, which may have its key, too: HYBRIDINDEX_EMBEDDER_KEY.",
+            metavar="URL",
+        ),
+    ] = None
+    embedder_cache: Annotated[
+        Path, Setting(help="Folder that hybridindex ingest keeps the demo's embedder in (--cache).", metavar="DIR")
+    ] = Path("build/cache")
+    embedder_threads: Annotated[int, Setting(help="Threads that the embedder may use.")] = 1
+
+    def __post_init__(self) -> None:
+        url = self.embedder_url
+        if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
+            raise InvalidInputError(f"embedder_url is {url!r}; expected http://host:port or https://…")
+        if not isinstance(self.embedder_cache, Path):
+            raise InvalidInputError(f"embedder_cache is {self.embedder_cache!r}; expected a pathlib.Path")
+        _whole(self, "embedder_threads", 1, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +190,7 @@ class ServiceConfig:
     ] = None
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: Limits = field(default_factory=Limits)
+    documents: DocumentConfig = field(default_factory=DocumentConfig)
     #: What stays in the control store.
     retention: Retention = field(default_factory=Retention)
 

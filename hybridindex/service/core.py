@@ -37,6 +37,7 @@ from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
+from hybridindex.service.changes.documents import DocumentWriter
 from hybridindex.service.changes.rows import RowWriter
 from hybridindex.service.changes.served_plan import ServedPlan
 from hybridindex.service.config import ServiceConfig
@@ -132,6 +133,7 @@ class Service(OfOneProcess):
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
         self.rows = RowWriter(first.index.path, allowed=config.write, durability=config.durability)
+        self.documents = DocumentWriter(first.index.path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()
         #: Of the store's openings, the one that knows the plan in force; None: none does.
@@ -564,6 +566,7 @@ class Service(OfOneProcess):
     def stop_changes(self) -> None:
         """Stops a running change of the plan or a compaction, and refuses new ones; searches go on. Returns at once."""
         self.rows.stop()
+        self.documents.stop()
         self._planning.stop()
         if self.refresher is not None:
             self.refresher.stop()
@@ -581,6 +584,7 @@ class Service(OfOneProcess):
             self._reloading.release()
         self.stop_changes()
         self.rows.close()
+        self.documents.close()
         self.sessions.close_all()
         self.generations.close()
         try:

@@ -15,7 +15,7 @@ WORDS = (
     (r"One event loop; close it once", "Any thread; close it once"),
     (r"import asyncio\n(import contextlib\nimport ssl\n)", r"\1import time\n"),
     (r"asyncio\.sleep", "time.sleep"),
-    (r"import Awaitable, Callable", "import Callable"),
+    (r"import Awaitable, Callable, Iterable", "import Callable, Iterable"),
     (r"Awaitable\[object\]", "object"),
     (r"\basync (def|with)\b", r"\1"),
     (r"\bawait ", ""),

@@ -41,7 +41,8 @@ ALLOWED = {
     "plans": {"index", "partitioner", "profiler", "store", "tiers"},
     "api": {"index", "partitioner", "profiler", "router", "plans", "store"},
     "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
-    "service": {"index", "tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
+    # Documents that come are embedded as those of an ingest are.
+    "service": {"index", "tiers", "partitioner", "router", "plans", "store", "api", "refresh", "rag"},
     "client": set(),
     # Collections change an index and the texts of its rows together.
     "rag": {"llm", "index", "api"},

@@ -36,7 +36,7 @@ def _default(entry: Entry) -> str:
         return ""
     if entry.setting is not None and entry.setting.is_bytes and entry.default:
         return f'`"{entry.default >> 20}MiB"`'
-    return f"`{json.dumps(entry.default)}`"
+    return f"`{json.dumps(entry.default, default=str)}`"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def other_value(entry):
         return (entry.default or 2.0) / 2
     if get_origin(kinds[0]) is tuple:
         return ["cpu"]
-    return {"plan": "none", "host": "::1"}.get(entry.name, "some")
+    return {"plan": "none", "host": "::1", "embedder_url": "http://h:1"}.get(entry.name, "some")
 
 
 def words_of(entry, value):

@@ -15,7 +15,7 @@ from hybridindex.cli.setting_options import ConfigFile, RouterOptions, SettingOp
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.update_cycle import UpdatePolicy
-from hybridindex.service.config import Limits, ServiceConfig
+from hybridindex.service.config import DocumentConfig, Limits, ServiceConfig
 from hybridindex.store.retention import Retention
 
 __all__ = ["register"]
@@ -29,6 +29,11 @@ class ServiceOptions(SettingOptions):
 @options_of(Limits, "Limits", tables=("limits",))
 class LimitOptions(SettingOptions):
     """What requests may take."""
+
+
+@options_of(DocumentConfig, "Documents", tables=("documents",))
+class DocumentOptions(SettingOptions):
+    """What embeds documents that come."""
 
 
 @options_of(Retention, "Retention", tables=("retention",))
@@ -79,6 +84,7 @@ def register(app: typer.Typer) -> None:
         service: ServiceOptions,
         router: RouterOptions,
         limits: LimitOptions,
+        documents: DocumentOptions,
         retention: RetentionOptions,
         watching: RefreshOptions,
         drift: DriftOptions,
@@ -115,7 +121,7 @@ def register(app: typer.Typer) -> None:
         follows |= update.given().get("refresh", {})
         planning = refresh_config(settings, {"refresh": follows})
         make_refresher = refresher_of(settings, planning, asked=other.refresh)
-        given = {**service.given(), **router.given(), **limits.given(), **retention.given()}
+        given = {**service.given(), **router.given(), **limits.given(), **documents.given(), **retention.given()}
         if other.tcp is False:
             given["host"] = False
         whole = settings.without("refresh", "indexes").build(ServiceConfig, given)

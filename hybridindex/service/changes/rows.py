@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +21,11 @@ from hybridindex.errors import (
     BuildError,
     BusyWritingError,
     DuplicateIdError,
+    EmbeddingError,
     HybridIndexError,
     InvalidInputError,
+    NoDocumentsError,
+    NoEmbedderError,
     OverloadedError,
     ServiceError,
     SupersededError,
@@ -77,8 +80,9 @@ class RowWriter:
         self._idle = threading.Condition()
         self._opening = threading.Lock()
         self._index: Index | None = None
-        #: Calls under way in it.
-        self._users = 0
+        #: Calls under way in it; those of them that have the index number rows; and whether none may begin.
+        self._users = self._numberers = 0
+        self._numbers_alone = False
         self._closed = self._stopping = False
         #: When the last opening failed, and why.
         self._failed: tuple[float, HybridIndexError] | None = None
@@ -94,25 +98,52 @@ class RowWriter:
             WritesOffError: this service takes no changes. BuildError: another process writes; names it.
             Whatever Index.add raises.
         """
-        with self._writing() as index:
+        # Who gives ids is told where one is there.
+        with self._writing() as index, self._numbering() if ids is None else nullcontext():
             made: I64 = index.add(vectors, ids, self._columns(index, attributes))
-            self._count(added=len(made))
+            self.count(added=len(made))
             return self._answer(index, added=len(made), replaced=0, ids=made.tolist() if ids is None else None)
 
     def upsert(self, vectors: F32, ids: Any, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See :meth:`hybridindex.api.Index.upsert`; raises as :meth:`add`."""
         with self._writing() as index:
             there = index.upsert(vectors, ids, self._columns(index, attributes))
-            self._count(added=len(vectors) - there, replaced=there)
+            self.count(added=len(vectors) - there, replaced=there)
             return self._answer(index, added=len(vectors) - there, replaced=there, ids=None)
 
     def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, int]:
         """See :meth:`hybridindex.api.Index.delete`; raises as :meth:`add`."""
         with self._writing() as index:
             n = index.delete(ids, where=where)
-            self._count(deleted=n)
+            self.count(deleted=n)
             _log.info("deleted %d ids, %d in all", n, index.n_deleted)
             return {"deleted": n, "deleted_in_all": index.n_deleted}
+
+    @contextmanager
+    def numbering_alone(self) -> Iterator[None]:
+        """Within the block no other call of this service gives rows numbers of its own choice."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._numbers_alone)
+            self._numbers_alone = True
+            self._idle.wait_for(lambda: not self._numberers)
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._numbers_alone = False
+                self._idle.notify_all()
+
+    @contextmanager
+    def _numbering(self) -> Iterator[None]:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._numbers_alone)
+            self._numberers += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._numberers -= 1
+                self._idle.notify_all()
 
     def compact(self) -> dict[str, Any]:
         """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
@@ -133,7 +164,7 @@ class RowWriter:
     def _answer(self, index: Index, **facts: Any) -> dict[str, Any]:
         return {**facts, "number": index.ivf.live.number}
 
-    def _count(self, *, added: int = 0, replaced: int = 0, deleted: int = 0) -> None:
+    def count(self, *, added: int = 0, replaced: int = 0, deleted: int = 0) -> None:
         with self._idle:
             self.counts.added += added
             self.counts.replaced += replaced
@@ -141,15 +172,31 @@ class RowWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[Index]:
-        """The open index, for one call. Errors name no path."""
+        with self.refusing(), self.using() as index:
+            yield index
+
+    @contextmanager
+    def using(self) -> Iterator[Index]:
+        """The open index, for one call that changes it. Within :meth:`refusing`."""
+        index = self._enter()
         try:
-            index = self._enter()
-            try:
-                yield index
-            finally:
-                with self._idle:
-                    self._users -= 1
-                    self._idle.notify_all()
+            yield index
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Errors within the block name no path, and are counted.
+
+        Raises:
+            WritesOffError: this service takes no changes.
+        """
+        try:
+            if not self.allowed:
+                raise WritesOffError("this daemon takes no changes of rows: its setting write is false")
+            yield
         except HybridIndexError as error:
             self.counts.refused[_reason(error)] += 1
             if (words := self._without_path(str(error))) == str(error):
@@ -163,8 +210,6 @@ class RowWriter:
         return text
 
     def _enter(self) -> Index:
-        if not self.allowed:
-            raise WritesOffError("this daemon takes no changes of rows: its setting write is false")
         while True:
             with self._idle:
                 if self._closed:
@@ -271,6 +316,9 @@ def _reason(error: HybridIndexError) -> str:
         (DuplicateIdError, "duplicate id"),
         (InvalidInputError, "invalid"),
         (UnsupportedIndexError, "codec"),
+        (NoDocumentsError, "no documents"),
+        (NoEmbedderError, "no embedder"),
+        (EmbeddingError, "embedder failed"),
         (BuildError, "another writer"),
     ):
         if isinstance(error, kind):
@@ -281,7 +329,7 @@ def _reason(error: HybridIndexError) -> str:
 def _saying(words: str, error: HybridIndexError) -> HybridIndexError:
     if isinstance(error, BusyWritingError):
         return BusyWritingError(words, retry_after_s=error.retry_after_s)
-    for kind in (DuplicateIdError, InvalidInputError, UnsupportedIndexError, SupersededError):
+    for kind in (DuplicateIdError, InvalidInputError, UnsupportedIndexError, SupersededError, NoEmbedderError):
         if isinstance(error, kind):
             return kind(words)
     return BuildError(words) if type(error) is BuildError else error

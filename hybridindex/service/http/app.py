@@ -25,8 +25,10 @@ from hybridindex.service.http import openapi
 from hybridindex.service.http.middleware import INDEXES, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem
+from hybridindex.service.http.routes.changing import Changing
 from hybridindex.service.http.routes.common import Handler, problem_answer
 from hybridindex.service.http.routes.of_daemon import DaemonRoutes
+from hybridindex.service.http.routes.of_documents import DocumentRoutes
 from hybridindex.service.http.routes.of_index import IndexRoutes
 from hybridindex.service.http.routes.of_rows import RowRoutes
 from hybridindex.service.http.searching import SearchRoute
@@ -69,11 +71,14 @@ def create_app(
             search=SearchRoute(service, metrics[name], prefix),
             calls=calls,
             rows=rows,
+            documents=documents,
         )
         for name, service in indexes.services.items()
         for series in [Series(service, time.time)]
         for calls in [StoreCalls(service.clock, client_share=service.config.limits.client_share)]
-        for rows in [RowRoutes(service, SearchRoute(service, metrics[name]), calls)]
+        for changing in [Changing(service)]
+        for rows in [RowRoutes(service, SearchRoute(service, metrics[name]), calls, changing)]
+        for documents in [DocumentRoutes(service, calls, changing)]
         for prefix in (*(["/v1"] if service is indexes.first else []), f"{INDEXES}{name}")
     ]
     middleware = RequestMiddleware(

@@ -47,8 +47,8 @@ _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
 #: Where several indexes are served, the routes of one begin with this and its name, in place of ``/v1``.
 INDEXES = "/v1/indexes/"
 _ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent", "/v1/compact"})
-_DELETE = "/v1/vectors/delete"
-_WRITE = frozenset({"/v1/vectors", _DELETE})
+_DELETE = frozenset({"/v1/vectors/delete", "/v1/documents/delete"})
+_WRITE = frozenset({"/v1/vectors", "/v1/documents"}) | _DELETE
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
 #: Larger answers count until the client has taken them.
@@ -239,7 +239,7 @@ class RequestMiddleware:
         needed = _role_for(path)
         allowed = caller is not None and caller.role.includes(needed)
         # Rows that come are in the access log alone.
-        if needed is Role.ADMIN or path == _DELETE or (needed is Role.WRITE and not allowed):
+        if needed is Role.ADMIN or path in _DELETE or (needed is Role.WRITE and not allowed):
             # A client's text: without control characters, and not of any length.
             fields = {"action": quote(scope["path"][:200]), "client": client, "outcome": status}
             if allowed:

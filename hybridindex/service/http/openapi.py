@@ -45,12 +45,14 @@ _WORDS = {
     "not kept, a device has failed, or another generation cannot serve",
     413: "Too large",
     415: "Media type not supported",
-    422: "The index takes no rows, or the idempotency key came with another request before",
+    422: "The index takes no rows or no documents, documents cannot be embedded here, or the idempotency key came with "
+    "another request before",
     429: "This client's share of the queue is full; see Retry-After-Ms",
     503: "The queue is full, the daemon drains, another change is under way, rows come faster than lists can be "
-    "written anew, or the search needs damaged lists; see Retry-After-Ms",
+    "written anew, the embedder of documents fails, or the search needs damaged lists; see Retry-After-Ms",
     504: "The deadline passed before the search started",
-    507: "The control store cannot be used, or the disk of the index takes nothing; see /healthz",
+    507: "The control store or the texts of the index cannot be used, or the disk of the index takes nothing; see "
+    "/healthz",
 }
 _RETRY_AFTER = {
     name: {"required": True, "description": unit, "schema": {"type": "integer", "minimum": 1}}

@@ -245,6 +245,27 @@ COMPACTED = answer(
     "daemon tries until it does",
 )
 DELETED = answer(closed({"deleted": _COUNT, "deleted_in_all": _COUNT}), "How many ids had rows, and all so far")
+DOCUMENTS_ADDED = answer(
+    closed(
+        {
+            "sources": closed(dict.fromkeys(("added", "changed", "unchanged"), _COUNT)),
+            "chunks": closed(dict.fromkeys(("added", "unchanged", "removed"), _COUNT)),
+            "number": _COUNT,
+        }
+    ),
+    "How many documents are new, changed, or as they were; what became of their chunks (unchanged: of documents that "
+    "changed); number of the last change",
+    {
+        "sources": {"added": 1, "changed": 0, "unchanged": 0},
+        "chunks": {"added": 3, "unchanged": 0, "removed": 0},
+        "number": 12,
+    },
+)
+DOCUMENTS_DELETED = answer(
+    closed({"sources": closed({"removed": _COUNT}), "chunks": closed({"removed": _COUNT}), "number": _COUNT}),
+    "How many documents were there, and their chunks; number of the last change",
+    {"sources": {"removed": 1}, "chunks": {"removed": 3}, "number": 13},
+)
 RELOADED = answer(
     closed(
         {

@@ -19,10 +19,14 @@ from hybridindex.errors import (
     DeadlineExceededError,
     DeviceError,
     DiskFullError,
+    DocumentStoreError,
     DuplicateIdError,
+    EmbeddingError,
     FileError,
     InfeasiblePlanError,
     InvalidInputError,
+    NoDocumentsError,
+    NoEmbedderError,
     NotWritableError,
     OverloadedError,
     PlanConflictError,
@@ -44,6 +48,8 @@ __all__ = ["PROBLEM_TYPE", "Problem", "ProblemError", "problem_of"]
 PROBLEM_TYPE = "application/problem+json"
 #: Searches that need damaged lists need not come again before.
 _RESTORED_S = 60.0
+#: An embedder that failed was asked several times.
+_EMBEDDER_S = 5.0
 _FIELD = re.compile(r"[a-z][a-z_]*")
 
 
@@ -143,6 +149,15 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(403, "read-only", "No changes of rows", str(error))
     if isinstance(error, UnsupportedIndexError):
         return Problem(422, "unsupported", "The index takes no rows", str(error))
+    if isinstance(error, NoDocumentsError):
+        return Problem(422, "no-documents", "The index takes no documents", str(error))
+    if isinstance(error, NoEmbedderError):
+        return Problem(422, "no-embedder", "Documents cannot be embedded here", str(error))
+    if isinstance(error, EmbeddingError):
+        wait_s = max(error.retry_after_s, _EMBEDDER_S)
+        return Problem(503, "embedder-failed", "The embedder failed", str(error), retry_after_s=wait_s)
+    if isinstance(error, DocumentStoreError):
+        return Problem(507, "documents", "The texts cannot be used", str(error))
     if isinstance(error, BuildError):
         return Problem(409, "index-busy", "The index was not changed", str(error))
     if isinstance(error, StoreError):

@@ -1,7 +1,7 @@
 """Runs what may wait for the control store or a disk, on threads of its own: searches, sessions and health never wait.
 
-Fair between clients, like the queue of searches: reads and changes of rows have a few threads each,
-changes of the plan go one after the other.
+Fair between clients, like the queue of searches: reads and changes of rows have a few threads each, changes of the plan
+go one after the other, and so do changes of documents.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class StoreCalls:
         self._changes = Admission(limits, clock, unit="changes")
         limits = Limits(queue_queries=_QUEUE, in_flight_queries=_WRITERS, client_share=client_share)
         self._writes = Admission(limits, clock, unit="changes")
+        limits = Limits(queue_queries=_QUEUE, in_flight_queries=1, client_share=client_share)
+        self._documents = Admission(limits, clock, unit="changes")
+        self._texts = ThreadPoolExecutor(1, "hybridindex-documents")
         self._writers = ThreadPoolExecutor(_WRITERS, "hybridindex-rows")
         self._readers = ThreadPoolExecutor(_THREADS, "hybridindex-store")
         self._changer = ThreadPoolExecutor(1, "hybridindex-change")
@@ -62,6 +65,11 @@ class StoreCalls:
         await self._writes.enter(client, 1)
         return await _run(self._writers, self._writes, call, *args, **kwargs)
 
+    async def write_documents(self, client: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As :meth:`read`, for changes of documents: embedding takes long, and rows do not wait for it."""
+        await self._documents.enter(client, 1)
+        return await _run(self._texts, self._documents, call, *args, **kwargs)
+
     async def change(self, client: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As :meth:`read`, for what only one may do at a time.
 
@@ -78,6 +86,7 @@ class StoreCalls:
         """Lets the threads end when their calls do."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._texts.shutdown(wait=False, cancel_futures=True)
         self._changer.shutdown(wait=False, cancel_futures=True)
 
 

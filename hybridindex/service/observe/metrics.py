@@ -250,6 +250,12 @@ class _Readings(Collector):
             ("compaction_failed", "1 where the last compaction failed.", float(state["problem"] is not None)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+        done = service.documents.counts
+        documents = CounterMetricFamily(f"{_PREFIX}documents", "Documents that clients changed.", labels=["outcome"])
+        for outcome, count in (("added", done.added), ("changed", done.changed), ("removed", done.removed)):
+            documents.add_metric([outcome], count)
+        yield documents
+        yield CounterMetricFamily(f"{_PREFIX}chunks_embedded", "Chunks of documents.", value=done.embedded)
         refused = CounterMetricFamily(f"{_PREFIX}writes_refused", "Changes that changed nothing.", labels=["reason"])
         for reason, count in list(counts.refused.items()):
             refused.add_metric([reason], count)

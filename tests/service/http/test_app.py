@@ -381,7 +381,7 @@ def test_a_stored_plan_is_applied_and_an_infeasible_one_only_by_force(service):
 
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 25
+    assert len(schema["paths"]) == 27
     assert "Problem" in schema["components"]["schemas"]
     for path in ("/v1/search", "/v1/vectors", "/v1/sessions", "/v1/repartition", "/v1/plans/{plan}/apply"):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]

@@ -45,6 +45,8 @@ def keys(tmp_path):
         ("POST", "/v1/queries/recent", 401, 403, 409),
         ("POST", "/v1/vectors", 401, 403, 400),
         ("POST", "/v1/vectors/delete", 401, 403, 400),
+        ("POST", "/v1/documents", 401, 403, 400),
+        ("POST", "/v1/documents/delete", 401, 403, 400),
         ("POST", "/v1/compact", 401, 403, 202),
         ("POST", "/v1/drain", 401, 403, 202),
     ],

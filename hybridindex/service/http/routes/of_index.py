@@ -20,6 +20,7 @@ from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
 from hybridindex.service.http.requests import EVENTS, NOTHING, SERIES, Body
 from hybridindex.service.http.routes.common import Row, add_routes, caller_of, json_answer, operation_id, read_object
+from hybridindex.service.http.routes.of_documents import DocumentRoutes
 from hybridindex.service.http.routes.of_rows import RowRoutes
 from hybridindex.service.http.searching import SearchRoute, options_of
 from hybridindex.service.http.store_calls import StoreCalls
@@ -45,6 +46,7 @@ class IndexRoutes:
     search: SearchRoute
     calls: StoreCalls
     rows: RowRoutes
+    documents: DocumentRoutes
 
     def _table(self) -> tuple[Row, ...]:
         """Method, path below the prefix, handler, summary, what the document says besides, and answers."""
@@ -111,6 +113,7 @@ class IndexRoutes:
                 {200: answers.RECENT, **taken, **change},
             ),
             *self.rows.table(),
+            *self.documents.table(),
             (
                 "POST", "/reload", self.reload, "Serve the current generation of the index; admin", {},
                 {200: answers.RELOADED, **taken, **change},

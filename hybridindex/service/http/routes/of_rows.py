@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import Any
 
 from fastapi import Request, Response
 
 from hybridindex.errors import HybridIndexError, OverloadedError, ReloadError
-from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.service.core import Service
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
-from hybridindex.service.http.bodies import CHARGE, LARGE_JSON, hold, media_type, parse_within, read_body
+from hybridindex.service.http.bodies import CHARGE, LARGE_JSON, hold, parse_within
 from hybridindex.service.http.requests import Body
-from hybridindex.service.http.routes.answered_keys import AnsweredKeys
+from hybridindex.service.http.routes.changing import KEY_PARAMETER, Changing
 from hybridindex.service.http.routes.common import Row, caller_of, json_answer, read_object
-from hybridindex.service.http.routes.row_bodies import COMPACT, KEY_PARAMETER, MOST_KEY_CHARACTERS, RowsBody
+from hybridindex.service.http.routes.row_bodies import COMPACT, RowsBody
 from hybridindex.service.http.searching import SearchRoute, options_of
 from hybridindex.service.http.store_calls import StoreCalls
-from hybridindex.service.http.wire import BodyError, short
 
 __all__ = ["RowRoutes"]
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
-_KEY = re.compile(rf"[!-~]{{1,{MOST_KEY_CHARACTERS}}}")
 #: Copies of the vectors while they are encoded.
 _COPIES = 4
 #: A compaction that cannot begin is known so soon.
@@ -40,13 +34,13 @@ _BEGINS_S = 0.2
 class RowRoutes:
     """Of one service, below all its prefixes."""
 
-    def __init__(self, service: Service, search: SearchRoute, calls: StoreCalls) -> None:
+    def __init__(self, service: Service, search: SearchRoute, calls: StoreCalls, changing: Changing) -> None:
         self._service = service
+        self._changing = changing
         self._search = search
         self._calls = calls
         #: All generations of an index have the same dimension.
         self._body = RowsBody(service.config.limits, service.index.dim)
-        self._answered = AnsweredKeys(service.clock)
         self._compacting: asyncio.Task[dict[str, Any]] | None = None
 
     def table(self) -> tuple[Row, ...]:
@@ -69,7 +63,7 @@ class RowRoutes:
         )  # fmt: skip
 
     async def add(self, request: Request) -> Response:
-        body, media = await self._body_of(request)
+        body, media = await self._changing.body_of(request)
         options, charge = options_of(request.scope), request.scope[CHARGE]
 
         def parse() -> Any:
@@ -82,24 +76,25 @@ class RowRoutes:
         hold(charge, 2 * len(body) + _COPIES * asked.vectors.nbytes)
         rows = self._service.rows
         change = rows.upsert if asked.replace else rows.add
-        return await self._once("add", request, body, lambda: change(asked.vectors, asked.ids, asked.attributes))
+
+        def run(client: str) -> Awaitable[dict[str, Any]]:
+            # No change of the plan is waited for.
+            return self._calls.write(client, change, asked.vectors, asked.ids, asked.attributes)
+
+        return await self._changing.once("add", request, body, run)
 
     async def delete(self, request: Request) -> Response:
-        body, media = await self._body_of(request)
-        for name in options_of(request.scope):
-            raise BodyError(
-                short(name), "stands in the query string; options of this route belong in the body, as JSON"
-            )
-        # A form of another site cannot send JSON.
-        if body and media != "application/json":
-            raise BodyError("Content-Type", f"is {media[:60]!r}; expected application/json", 415)
         kind: Body = self._search.requests.delete
-        asked = await parse_within(request.scope[CHARGE], body, media, lambda: kind.parse(body))
-        return await self._once("delete", request, body, lambda: self._service.rows.delete(**asked))
+        body, asked = await self._changing.object_of(request, kind)
+
+        def run(client: str) -> Awaitable[dict[str, Any]]:
+            return self._calls.write(client, self._service.rows.delete, **asked)
+
+        return await self._changing.once("delete", request, body, run)
 
     async def compact(self, request: Request) -> Response:
         asked = await read_object(request, COMPACT, self._service.config.limits)
-        self._refuse_at_the_end()
+        self._changing.refuse_at_the_end()
         task = self._compacting
         if task is None or task.done():
             self._compacting = task = asyncio.ensure_future(self._compact(caller_of(request).name))
@@ -119,36 +114,6 @@ class RowRoutes:
                 # It is tried again, and what serves has every row.
                 _log.info("generation %s does not serve yet: %s", done["generation"], error)
         return {**done, "serves": self._service.index.ivf.generation == done["generation"]}
-
-    async def _body_of(self, request: Request) -> tuple[bytes, str]:
-        self._refuse_at_the_end()
-        headers = dict(request.scope["headers"])
-        limits = self._service.config.limits
-        return await read_body(headers, request.receive, limits, request.scope[CHARGE]), media_type(headers)
-
-    def _refuse_at_the_end(self) -> None:
-        if self._service.admission.draining:
-            raise OverloadedError("the daemon is about to stop", retry_after_s=1)
-
-    async def _once(self, what: str, request: Request, body: bytes, change: Callable[[], dict[str, Any]]) -> Response:
-        """Makes a change, and answers with what it says; with a key that was answered before, with what was said."""
-        client, key = caller_of(request).name, request.headers.get("idempotency-key")
-
-        async def run() -> bytes:
-            # No change of the plan is waited for.
-            return json.dumps(await self._calls.write(client, change)).encode()
-
-        headers = {"cache-control": "no-store"}
-        if key is None:
-            return Response(await run(), 200, headers, "application/json")
-        if not _KEY.fullmatch(key):
-            words = f"is {short(key)}; expected 1..{MOST_KEY_CHARACTERS} visible ASCII characters"
-            raise BodyError("Idempotency-Key", words)
-        said = (what, request.headers.get("content-type"), request.url.query, digest_bytes(body))
-        answer, again = await self._answered.once(client, key, repr(said), run)
-        if again:
-            headers["idempotency-replayed"] = "true"
-        return Response(answer, 200, headers, "application/json")
 
 
 def _note(task: asyncio.Task[dict[str, Any]]) -> None:

@@ -14,12 +14,12 @@ from hybridindex.answer_codec import ROWS_TYPE, decode_rows
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import Limits
 from hybridindex.service.http.requests import WHOLE, Body, closed
+from hybridindex.service.http.routes.changing import KEY_PARAMETER
 from hybridindex.service.http.wire import BodyError, check_shape, parse_json_object, read_npy, read_rows, short
 from hybridindex.types import F32, I64
 
-__all__ = ["COMPACT", "KEY_PARAMETER", "MOST_KEY_CHARACTERS", "RowsBody", "RowsRequest"]
+__all__ = ["COMPACT", "RowsBody", "RowsRequest"]
 
-MOST_KEY_CHARACTERS = 128
 _NPY = "application/x-npy"
 _NULLABLE = frozenset({"ids", "attributes"})
 
@@ -51,15 +51,6 @@ class _Compact(TypedDict, total=False):
 
 
 COMPACT = Body(_Compact, {"wait": True})
-KEY_PARAMETER: list[dict[str, Any]] = [
-    {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "schema": {"type": "string", "pattern": f"^[!-~]{{1,{MOST_KEY_CHARACTERS}}}$"},
-        "description": "A name for this change. The same one with the same request, within a day, changes nothing and "
-        "has the same answer.",
-    }
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

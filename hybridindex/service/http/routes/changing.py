@@ -1,0 +1,93 @@
+"""What all routes that change rows do alike: read a body, refuse at the end, and make a change of one idempotency key
+once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request, Response
+
+from hybridindex.errors import OverloadedError
+from hybridindex.index.storage.checksums import digest_bytes
+from hybridindex.service.core import Service
+from hybridindex.service.http.bodies import CHARGE, media_type, parse_within, read_body
+from hybridindex.service.http.requests import Body
+from hybridindex.service.http.routes.answered_keys import AnsweredKeys
+from hybridindex.service.http.routes.common import caller_of
+from hybridindex.service.http.searching import options_of
+from hybridindex.service.http.wire import BodyError, short
+
+__all__ = ["KEY_PARAMETER", "Changing"]
+
+_MOST_KEY_CHARACTERS = 128
+_KEY = re.compile(rf"[!-~]{{1,{_MOST_KEY_CHARACTERS}}}")
+KEY_PARAMETER: list[dict[str, Any]] = [
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "schema": {"type": "string", "pattern": f"^[!-~]{{1,{_MOST_KEY_CHARACTERS}}}$"},
+        "description": "A name for this change. The same one with the same request, within a day, changes nothing and "
+        "has the same answer.",
+    }
+]
+
+
+class Changing:
+    """Of one service, for all its routes that change rows."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._answered = AnsweredKeys(service.clock)
+
+    def refuse_at_the_end(self) -> None:
+        """Raises OverloadedError: the daemon is about to stop."""
+        if self._service.admission.draining:
+            raise OverloadedError("the daemon is about to stop", retry_after_s=1)
+
+    async def body_of(self, request: Request) -> tuple[bytes, str]:
+        """The body and its media type."""
+        self.refuse_at_the_end()
+        headers = dict(request.scope["headers"])
+        limits = self._service.config.limits
+        return await read_body(headers, request.receive, limits, request.scope[CHARGE]), media_type(headers)
+
+    async def object_of(self, request: Request, kind: Body) -> tuple[bytes, dict[str, Any]]:
+        """The body, and the JSON object that it is."""
+        body, media = await self.body_of(request)
+        for name in options_of(request.scope):
+            raise BodyError(
+                short(name), "stands in the query string; options of this route belong in the body, as JSON"
+            )
+        # A form of another site cannot send JSON.
+        if body and media != "application/json":
+            raise BodyError("Content-Type", f"is {media[:60]!r}; expected application/json", 415)
+        return body, await parse_within(request.scope[CHARGE], body, media, lambda: kind.parse(body))
+
+    async def once(
+        self, what: str, request: Request, body: bytes, change: Callable[[str], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        """Makes a change, and answers with what it says; with a key that was answered before, with what was said.
+
+        Args:
+            what: names the route.
+            change: given the name of the client.
+        """
+        client, key = caller_of(request).name, request.headers.get("idempotency-key")
+
+        async def run() -> bytes:
+            return json.dumps(await change(client)).encode()
+
+        headers = {"cache-control": "no-store"}
+        if key is None:
+            return Response(await run(), 200, headers, "application/json")
+        if not _KEY.fullmatch(key):
+            words = f"is {short(key)}; expected 1..{_MOST_KEY_CHARACTERS} visible ASCII characters"
+            raise BodyError("Idempotency-Key", words)
+        said = (what, request.headers.get("content-type"), request.url.query, digest_bytes(body))
+        answer, again = await self._answered.once(client, key, repr(said), run)
+        if again:
+            headers["idempotency-replayed"] = "true"
+        return Response(answer, 200, headers, "application/json")
