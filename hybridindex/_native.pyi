@@ -27,6 +27,21 @@ def merge_topk(
     keep_max: bool,
 ) -> None: ...
 def finish_topk(distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], keep_max: bool) -> None: ...
+def move_extents(
+    from_: npt.NDArray[np.uint8],
+    to: npt.NDArray[np.uint8],
+    code_size: int,
+    before: npt.NDArray[np.int64],
+    after: npt.NDArray[np.int64],
+    gone_starts: npt.NDArray[np.int64],
+    gone: npt.NDArray[np.int64],
+) -> None: ...
+def put_rows(
+    to: npt.NDArray[np.uint8],
+    codes: npt.NDArray[np.uint8],
+    order: npt.NDArray[np.int64],
+    at: npt.NDArray[np.int64],
+) -> None: ...
 def group_probes(
     probes: npt.NDArray[np.int64], extents: npt.NDArray[np.int64], places: bool = False
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]: ...

@@ -72,7 +72,8 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
         UnsupportedIndexError: the codec takes no rows. DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
     """
-    rows = _prepared(index.rows, vectors, ids, attributes)
+    with short_switch_interval():
+        rows = _prepared(index.rows, vectors, ids, attributes)
 
     def resolve(state: LiveState) -> tuple[Change | None, I64]:
         numbers = _numbers(index.rows)
@@ -104,7 +105,8 @@ def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, s
     """
     if ids is None:
         raise InvalidInputError("ids is None; expected the id of each row")
-    rows = _prepared(index.rows, vectors, ids, attributes)
+    with short_switch_interval():
+        rows = _prepared(index.rows, vectors, ids, attributes)
     given = rows.ids
     assert given is not None
 

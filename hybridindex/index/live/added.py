@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.index.attributes.added import AddedAttributes
+from hybridindex.index.live.extents import move_extents, put_rows
 from hybridindex.index.storage.huge_pages import empty_in_huge_pages
 from hybridindex.index.storage.layout import ALIGNMENT, id_slots
 from hybridindex.index.storage.lists import ExtentReader
@@ -142,17 +143,15 @@ class AddedRows:
         short = np.flatnonzero(needed > self._table[touched, 1])
         capacity = self._whole(np.maximum(2 * needed[short], _FEWEST_ROWS))
         self._make_room(int((capacity * self._row_bytes + ALIGNMENT).sum()))
-        for list_id, rows in zip(touched[short].tolist(), capacity.tolist(), strict=True):
-            self._move(list_id, rows, (), self._data)
+        self._move(touched[short], capacity, self._data)
         size, rows, offset = self._table[touched].T
-        slots = np.repeat((offset + rows * self._code_size) // 8 + size - starts, counts) + np.arange(len(ids))
+        behind = np.arange(len(ids)) - np.repeat(starts, counts)
+        slots = np.repeat((offset + rows * self._code_size) // 8 + size, counts) + behind
         words = self._data.view(np.int64)
         words[slots] = ids[order]
         words[slots + np.repeat(rows, counts)] = self._n_ever + order
-        codes = codes[order].reshape(-1)
-        code_at, code_size = (offset + size * self._code_size).tolist(), self._code_size
-        for at, start, count in zip(code_at, starts.tolist(), counts.tolist(), strict=True):
-            self._data[at : at + count * code_size] = codes[start * code_size : (start + count) * code_size]
+        first = offset + size * self._code_size
+        put_rows(self._data, codes, order, np.repeat(first, counts) + behind * self._code_size)
         self._table[touched, 0] = needed
         self._list_of.update(zip(ids.tolist(), lists.tolist(), strict=True))
         self._attributes.append(attributes, len(ids))
@@ -171,12 +170,11 @@ class AddedRows:
         slots = np.repeat(first - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
         going = np.flatnonzero(_is_in(words[slots], np.sort(ids)))
         # Of each list, the positions of rows that go.
-        bounds = np.searchsorted(going, np.concatenate([[0], ends])).tolist()
-        before = (ends - sizes).tolist()
-        positions = going.tolist()
-        for number, (list_id, rows) in enumerate(zip(touched.tolist(), capacity.tolist(), strict=True)):
-            own = [at - before[number] for at in positions[bounds[number] : bounds[number + 1]]]
-            self._move(list_id, rows, own, self._data)
+        starts = np.searchsorted(going, np.concatenate([[0], ends]))
+        positions = going - np.repeat(ends - sizes, np.diff(starts))
+        self._move(touched, capacity, self._data, (starts, positions))
+        # Of a list that is empty now, nothing is left.
+        self._table[touched[self._table[touched, 0] == 0]] = 0
 
     def _whole(self, rows: I64) -> I64:
         """Capacities behind which ids begin at a multiple of 8 bytes."""
@@ -189,32 +187,26 @@ class AddedRows:
         there = np.flatnonzero(self._table[:, 0])
         live = int((self._table[there, 1] * self._row_bytes + ALIGNMENT).sum())
         old, self._data, self._free = self._data, _arena(2 * (live + nbytes)), 0
-        for list_id in there.tolist():
-            self._move(list_id, int(self._table[list_id, 1]), (), old)
+        self._move(there, self._table[there, 1], old)
         self._table[self._table[:, 0] == 0] = 0
 
-    def _move(self, list_id: int, capacity: int, going: Sequence[int], old: U8) -> None:
-        """Copies a list from the arena ``old`` into a new extent, but for rows at some positions, ascending."""
-        size, rows, offset = self._table[list_id].tolist()
-        kept = size - len(going)
-        if not kept and going:
-            self._table[list_id] = 0
-            return
-        to, code_size = self._free, self._code_size
-        ids_from, ids_to = (offset + rows * code_size) // 8, (to + capacity * code_size) // 8
-        words, here, new = old.view(np.int64), self._data.view(np.int64), self._data
-        put = start = 0
-        for stop in (*going, size):
-            if (n := stop - start) > 0:
-                at = offset + start * code_size
-                new[to + put * code_size : to + (put + n) * code_size] = old[at : at + n * code_size]
-                here[ids_to + put : ids_to + put + n] = words[ids_from + start : ids_from + stop]
-                numbers_from, numbers_to = ids_from + rows, ids_to + capacity
-                here[numbers_to + put : numbers_to + put + n] = words[numbers_from + start : numbers_from + stop]
-                put += n
-            start = stop + 1
-        self._table[list_id] = kept, capacity, to
-        self._free = to + -(-capacity * self._row_bytes // ALIGNMENT) * ALIGNMENT
+    def _move(self, lists: I64, capacity: I64, old: U8, gone: tuple[I64, I64] | None = None) -> None:
+        """Copies lists from the arena ``old`` into new extents.
+
+        Args:
+            gone: where the rows that go begin for each list, (m + 1,), and their positions, ascending; None: all stay.
+        """
+        starts, positions = gone or (np.zeros(len(lists) + 1, dtype=np.int64), np.empty(0, dtype=np.int64))
+        before = self._table[lists]
+        after = before.copy()
+        after[:, 0] -= np.diff(starts)
+        after[:, 1] = capacity
+        nbytes = -(-capacity * self._row_bytes // ALIGNMENT) * ALIGNMENT
+        ends = self._free + np.cumsum(nbytes)
+        after[:, 2] = ends - nbytes
+        move_extents(old, self._data, self._code_size, before, after, starts, positions)
+        self._table[lists] = after
+        self._free = int(ends[-1]) if len(lists) else self._free
 
 
 def _is_in(ids: I64, ascending: I64) -> npt.NDArray[np.bool_]:

@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 
+#include "added/extents.h"
 #include "bindings/arrays.h"
 #include "bindings/bind_coarse.h"
 #include "bindings/bind_list_scan.h"
@@ -22,6 +24,20 @@ using namespace hybridindex;
 
 namespace {
 
+// Work on so few entries takes less time than getting the interpreter back from a thread that took it meanwhile.
+constexpr std::int64_t kFew = 4096;
+
+// Lets other threads have the interpreter, where the work is worth it.
+class Release {
+public:
+    explicit Release(std::int64_t entries) {
+        if (entries > kFew) released_.emplace();
+    }
+
+private:
+    std::optional<nb::gil_scoped_release> released_;
+};
+
 nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
                In<std::int64_t, 1> list_bytes, int n_devices, InOut<float, 1> hit_rate,
                InOut<std::int32_t, 1> n_parts, InOut<std::int32_t, 1> n_probes) {
@@ -35,7 +51,7 @@ nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t,
     if (n_devices < 0) throw std::invalid_argument("n_devices must not be negative");
     std::vector<ProbePart> found;
     {
-        nb::gil_scoped_release release;
+        const Release release(length(probes, 0) * length(probes, 1));
         found = split_probes({probes.data(), coarse.data(), length(probes, 0), length(probes, 1)},
                              {list_device.data(), list_bytes.data(), length(list_device, 0), n_devices},
                              {hit_rate.data(), n_parts.data(), n_probes.data()});
@@ -71,7 +87,7 @@ void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<s
     if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1) ||
         distances.shape(0) != rows.shape(0))
         throw std::invalid_argument("distances, ids and rows must agree on the number of rows");
-    nb::gil_scoped_release release;
+    const Release release(length(ids, 0) * length(ids, 1));
     merge_topk({best_distances.data(), best_ids.data(), length(best_ids, 0), length(best_ids, 1)},
                {rows.data(), distances.data(), ids.data(), length(ids, 0), length(ids, 1)}, keep_max);
 }
@@ -83,8 +99,35 @@ std::int64_t first_beyond(In<float, 2> rows, float limit) {
 void finish(InOut<float, 2> distances, InOut<std::int64_t, 2> ids, bool keep_max) {
     if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1))
         throw std::invalid_argument("distances and ids must have the same shape");
-    nb::gil_scoped_release release;
+    const Release release(length(ids, 0) * length(ids, 1));
     finish_topk({distances.data(), ids.data(), length(ids, 0), length(ids, 1)}, keep_max);
+}
+
+ExtentBuffer extent_buffer(const InOut<std::uint8_t, 1>& data, std::int64_t code_size) {
+    if (code_size < 1 || code_size > (1 << 30)) throw std::invalid_argument("code_size must be 1 to 2^30");
+    if (reinterpret_cast<std::uintptr_t>(data.data()) % 8 != 0)
+        throw std::invalid_argument("buffers must start at a multiple of 8 bytes");
+    return {data.data(), length(data, 0), code_size};
+}
+
+void move(InOut<std::uint8_t, 1> from, InOut<std::uint8_t, 1> to, std::int64_t code_size, In<std::int64_t, 2> before,
+          In<std::int64_t, 2> after, In<std::int64_t, 1> gone_starts, In<std::int64_t, 1> gone) {
+    const std::int64_t n = length(before, 0);
+    if (length(before, 1) != 3 || length(after, 1) != 3 || length(after, 0) != n || length(gone_starts, 0) != n + 1)
+        throw std::invalid_argument("before and after must be (n, 3), gone_starts (n + 1,)");
+    if (gone_starts.data()[0] != 0 || gone_starts.data()[n] != length(gone, 0))
+        throw std::invalid_argument("gone_starts must go from 0 to the length of gone");
+    const ExtentBuffer source = extent_buffer(from, code_size), target = extent_buffer(to, code_size);
+    const nb::gil_scoped_release release;
+    move_extents(source, target, {before.data(), after.data(), n, gone_starts.data(), gone.data()});
+}
+
+void put(InOut<std::uint8_t, 1> to, In<std::uint8_t, 2> codes, In<std::int64_t, 1> order, In<std::int64_t, 1> at) {
+    const std::int64_t n = length(codes, 0);
+    if (length(order, 0) != n || length(at, 0) != n) throw std::invalid_argument("codes, order and at must agree on n");
+    const ExtentBuffer target = extent_buffer(to, length(codes, 1));
+    const nb::gil_scoped_release release;
+    put_rows(target, codes.data(), order.data(), at.data(), n);
 }
 
 }  // namespace
@@ -97,6 +140,11 @@ NB_MODULE(_native, m) {
     bind_rabitq(m);
     bind_pq(m);
     bind_coarse(m);
+    m.def("move_extents", &move, nb::arg("from_").noconvert(), nb::arg("to").noconvert(), nb::arg("code_size"),
+          nb::arg("before").noconvert(), nb::arg("after").noconvert(), nb::arg("gone_starts").noconvert(),
+          nb::arg("gone").noconvert());
+    m.def("put_rows", &put, nb::arg("to").noconvert(), nb::arg("codes").noconvert(), nb::arg("order").noconvert(),
+          nb::arg("at").noconvert());
     m.def("matching_rows", &positions_of_matches, nb::arg("mask").noconvert(), nb::arg("first").noconvert(),
           nb::arg("probes").noconvert(), nb::arg("positions").noconvert());
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
