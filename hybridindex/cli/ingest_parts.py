@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
 from hybridindex.rag.collection import Collection, LiveDocuments, Noted
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, tokens_of_store, write_documents
 from hybridindex.rag.ingest import Reading, Spool, embedded, find_sources, mean_of, update
+from hybridindex.rag.ingest.columns import attribute_table, find_columns, parse_columns
 from hybridindex.rag.retriever import CenteredEmbedder, Embedder
 from hybridindex.rag.tokens import TokenStarts, word_starts
 
@@ -55,6 +56,13 @@ class PassageOptions:
         ),
     ] = None
     cache: Annotated[Path, typer.Option("--cache", help="Where the demo's embedder is kept.")] = Path("build/cache")
+    attributes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=KIND,…",
+            help="Metadata that searches can filter by: int, float, string, bool, timestamp or list; or 'all'.",
+        ),
+    ] = None
     checksum: Annotated[
         bool, typer.Option("--checksum", help="Read all files, also those with the same size and time of change.")
     ] = False
@@ -117,6 +125,7 @@ def _build(
     if embedding.embedder is None:
         raise InvalidInputError(f"--embedder is missing; expected {named.EMBEDDERS}")
     name = named.full_name(embedding.embedder)
+    wanted = {} if passages.attributes is None else parse_columns(passages.attributes)
     sources = find_sources(texts)
     with contextlib.ExitStack() as owned:
         scratch = Path(owned.enter_context(filesystem.scratch_folder("hybridindex-ingest-")))
@@ -125,6 +134,8 @@ def _build(
             raise InvalidInputError(
                 f"--nlist is {layout.nlist} but there are {read.count} passages; expected {read.count} at most"
             )
+        columns = _all_columns(read) if wanted is None else wanted
+        table, ids = attribute_table(read, columns) if columns else (None, None)
         embedder = named.open_embedder(owned, name, embedding.options(passages.cache))
         centered = name == EMBEDDER if passages.center is None else passages.center
         mean = mean_of(read, read.count, embedder) if centered else None
@@ -147,6 +158,8 @@ def _build(
             )
         )
         number = built.ivf.generation
+        if table is not None:
+            built.set_attributes(table, ids)
         _keep_older_documents(place, number)
         token_starts = getattr(embedder, "token_starts", word_starts)
         write_documents(
@@ -173,9 +186,27 @@ def _build(
             "codec": built.codec,
             "embedder": name,
             "centered": centered,
+            "attributes": columns or None,
             "sources": {"added": len(sources), "changed": 0, "removed": 0, "unchanged": 0, "failed": 0},
             "chunks": {"added": read.count, "removed": 0, "unchanged": 0},
         }
+
+
+def _all_columns(read: Spool) -> dict[str, str]:
+    columns, refused = find_columns(read)
+    for name, why in refused.items():
+        err.print(f"no attribute: {name!r} {why}", highlight=False, markup=False)
+    return columns
+
+
+def _check_columns(said: str | None, there: Mapping[str, str]) -> None:
+    """An index that is there keeps its attributes."""
+    for name, kind in ({} if said is None else parse_columns(said) or {}).items():
+        if there.get(name) != kind:
+            known = ", ".join(f"{each}={of}" for each, of in there.items()) or "none"
+            raise InvalidInputError(
+                f"--attributes names {name}={kind}, and the index has {known}; leave it out, or build anew: --rebuild"
+            )
 
 
 @contextlib.contextmanager
@@ -224,6 +255,7 @@ def _update(
             token_starts = _token_starts(documents, embedder)
         target = owned.enter_context(open_target(index, key))
         collection = owned.enter_context(Collection(index, target=_Rows(target), token_starts=token_starts))
+        _check_columns(passages.attributes, collection.index.attributes)
         sources = find_sources(texts, known=collection.store.sources())
         done = update(
             collection, sources, texts, embedder, passages.reading, checksum=passages.checksum, progress=progress
@@ -241,6 +273,7 @@ def _update(
             "codec": opened.codec,
             "embedder": info.embedder,
             "centered": info.mean is not None,
+            "attributes": opened.attributes or None,
             "sources": {name: done.sources[name] for name in ("added", "changed", "removed", "unchanged", "failed")},
             "chunks": {name: done.chunks[name] for name in ("added", "removed", "unchanged")},
         }

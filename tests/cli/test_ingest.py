@@ -8,10 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import hybridindex as hx
 from hybridindex.cli.console import ExitCode
+from hybridindex.client import Client, RetryPolicy
+from hybridindex.errors import InvalidInputError
 from hybridindex.rag import embed
 from hybridindex.rag.documents import DocumentStore, write_documents
 from hybridindex.rag.embed import EMBEDDER
+from hybridindex.service.auth import KeyFile
 from tests.llm_double import LLMDouble
 from tests.rag.world import DIM, TOPICS, embedder, ids, texts
 
@@ -262,3 +266,179 @@ def test_a_daemon_takes_the_rows(cli, double, file, tmp_path, launcher):
         assert again.code == 0, again.err
         assert again.json["sources"]["removed"] == 1
         assert not any("a moon and a star" in text for text in passages_of(cli, double, index, k=100))
+
+
+def test_the_command_and_clients_of_a_daemon_take_turns(cli, double, tmp_path, launcher):
+    """The daemon is the writer, by documents of its clients; the command knows them, and they know its files."""
+    folder, index = tmp_path / "texts", tmp_path / "idx"
+    folder.mkdir()
+    (folder / "a.md").write_text("# One\n\na comet\n\n# Two\n\na moon\n")
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", folder, index, *words).code == 0
+    with (
+        launcher.daemon(index, "--port", 0, "--embedder-url", double.url) as (_, urls),
+        Client(urls[0], retry=RetryPolicy(attempts=1)) as client,
+    ):
+        assert client.add_documents([{"source": "mine", "text": "a planet of mine"}])["sources"]["added"] == 1
+        assert client.status()["changes"]["writer"]
+        (folder / "b.md").write_text("a galaxy")
+        again = cli("ingest", folder, index, *words)
+        assert again.code == 0, again.err
+        assert (again.json["sources"]["added"], again.json["sources"]["unchanged"], again.json["count"]) == (1, 1, 4)
+        found = passages_of(cli, double, index, k=100)
+        assert {"a planet of mine", "a galaxy"} <= found
+        # A file is a document, too, under its path.
+        assert client.delete_documents([str(folder / "b.md"), "mine"]) == 2
+        changed = client.add_documents([{"source": str(folder / "a.md"), "text": "a nova", "title": "a.md"}])
+        assert changed["chunks"] == {"added": 1, "unchanged": 0, "removed": 2}
+        assert passages_of(cli, double, index, k=100) == {"a nova"}
+        again = cli("ingest", folder, index, *words)
+        assert (again.json["sources"]["added"], again.json["sources"]["changed"], again.json["count"]) == (1, 1, 3)
+
+
+def ids_where(index, where):
+    """Rows by a condition, which may find none."""
+    with hx.open(index) as opened, opened.router(devices=()) as router:
+        found = router.search(np.ones(DIM, dtype=np.float32), 50, opened.nlist, where=where).ids[0]
+    return sorted(found[found >= 0].tolist())
+
+
+def write_records(path, *records):
+    path.write_text("\n".join(json.dumps({"text": "a planet", **each}) for each in records))
+
+
+def test_metadata_are_attributes_from_the_first_ingest_on(cli, double, tmp_path):
+    folder, index = tmp_path / "texts", tmp_path / "idx"
+    folder.mkdir()
+    write_records(
+        folder / "a.jsonl",
+        {"id": 5, "year": 2020, "lang": "en", "tags": ["new", "old"], "when": "2024-05-01", "more": {"x": 1}},
+        {"id": 7, "year": 2021, "lang": "de"},
+    )
+    (folder / "b.md").write_text("a comet without metadata")
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    columns = ["--attributes", "year=int,lang=string,tags=list,when=timestamp"]
+    made = cli("ingest", folder, index, *words, *columns, "--nlist", 2)
+    assert made.code == 0, made.err
+    assert made.json["attributes"] == {
+        "year": "int", "lang": "string", "tags": "list of strings", "when": "timestamp",
+    }  # fmt: skip
+    assert ids_where(index, "year >= 2020") == [5, 7]
+    assert ids_where(index, "lang = 'en' AND \"when\" < '2025-01-01'") == [5]
+    assert ids_where(index, "year IS NULL") == [8]
+    # Later ingests have them, too, whether they name them or not.
+    write_records(folder / "c.jsonl", {"id": 9, "year": 2022, "lang": "fr"})
+    write_records(folder / "a.jsonl", {"id": 5, "year": 1999, "lang": "en"}, {"id": 7, "year": 2021, "lang": "de"})
+    again = cli("ingest", folder, index, *words)
+    assert again.code == 0, again.err
+    assert again.json["chunks"] == {"added": 2, "removed": 0, "unchanged": 1}
+    assert ids_where(index, "year >= 2020") == [7, 9]
+    assert ids_where(index, "year < 2000") == [5]
+    assert cli("compact", index).code == 0
+    assert ids_where(index, "lang = 'fr'") == [9]
+    assert cli("ingest", folder, index, *words, *columns).json["sources"]["unchanged"] == 3
+    assert cli("ingest", folder, index, *words, "--attributes", "all").json["sources"]["unchanged"] == 3
+    for more, complaint in (
+        ("year=float", "--attributes names year=float, and the index has year=int, lang=string"),
+        ("size=int", "--attributes names size=int, and the index has year=int"),
+    ):
+        refused = cli("ingest", folder, index, *words, "--attributes", more)
+        assert (refused.code, complaint in refused.err) == (ExitCode.BAD_INPUT, True), refused.err
+    # A value of another kind is its file's fault, and costs that file alone.
+    write_records(folder / "c.jsonl", {"id": 9, "year": "x"})
+    write_records(folder / "d.jsonl", {"id": 11, "year": 2024})
+    again = cli("ingest", folder, index, *words)
+    assert again.code == 0, again.err
+    assert again.json["sources"] == {"added": 1, "changed": 0, "removed": 0, "unchanged": 2, "failed": 1}
+    assert "metadata 'year' is 'x'" in again.err
+    assert ids_where(index, "year >= 2022") == [9, 11]
+    named = cli("ingest", folder / "c.jsonl", index, *words)
+    assert (named.code, "metadata 'year' is 'x'" in named.err) == (ExitCode.BAD_INPUT, True)
+    # Built anew, without.
+    assert cli("ingest", folder, index, *words, "--rebuild").json["attributes"] is None
+
+
+def test_all_metadata_become_attributes_where_they_fit(cli, double, tmp_path):
+    write_records(tmp_path / "a.jsonl", {"year": 2020, "mixed": 1, "more": {"x": 1}}, {"year": 2021, "mixed": "x"})
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    made = cli("ingest", tmp_path / "a.jsonl", tmp_path / "idx", *words, "--attributes", "all")
+    assert made.code == 0, made.err
+    assert made.json["attributes"] == {"year": "int"}
+    assert "no attribute: 'mixed' is int and string" in made.err
+    assert "no attribute: 'more' holds dict" in made.err
+    assert ids_where(tmp_path / "idx", "year = 2021") == [1]
+    (tmp_path / "b.txt").write_text("a comet")
+    made = cli("ingest", tmp_path / "b.txt", tmp_path / "other", *words, "--attributes", "all")
+    assert (made.code, made.json["attributes"]) == (0, None)
+
+
+def test_attributes_of_parquet(cli, double, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    days = pa.array([0, 20_000], type=pa.date32())
+    table = {"text": ["a planet", "a comet"], "year": [1, None], "day": days, "tags": [["a"], ["b", "c"]]}
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    made = cli(
+        "ingest", tmp_path / "x.parquet", tmp_path / "idx", *words, "--attributes", "year=int,day=date,tags=list"
+    )
+    assert made.code == 0, made.err
+    assert ids_where(tmp_path / "idx", "day > '2000-01-01'") == [1]
+    assert ids_where(tmp_path / "idx", "year = 1") == [0]
+    made = cli("ingest", tmp_path / "x.parquet", tmp_path / "other", *words, "--attributes", "all")
+    assert made.json["attributes"] == {"year": "int", "day": "string", "tags": "list of strings"}
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ("year", "attributes hold 'year'; expected NAME=KIND"),
+        ("year=number", "attribute 'year' is 'number'; expected one of int"),
+        ("year=bool", "x.jsonl: metadata 'year' is 2020"),
+        ("x" * 200 + "=int", "an attribute is named"),
+    ],
+)
+def test_wrong_attributes_cost_no_embedding(cli, double, tmp_path, said, complaint):
+    write_records(tmp_path / "x.jsonl", {"year": 2020})
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--attributes", said]
+    refused = cli("ingest", tmp_path / "x.jsonl", tmp_path / "idx", *words)
+    assert (refused.code, complaint in refused.err) == (ExitCode.BAD_INPUT, True), refused.err
+    assert not double.embeddings
+    assert not (tmp_path / "idx").exists()
+
+
+def test_documents_of_a_daemon_have_the_attributes_of_the_ingest(cli, double, tmp_path, launcher):
+    write_records(tmp_path / "a.jsonl", {"year": 2020}, {"year": 2021})
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", tmp_path / "a.jsonl", tmp_path / "idx", *words, "--attributes", "year=int").code == 0
+    with (
+        launcher.daemon(tmp_path / "idx", "--port", 0, "--embedder-url", double.url) as (_, urls),
+        Client(urls[0], retry=RetryPolicy(attempts=1)) as client,
+    ):
+        client.add_documents([{"source": "x", "text": "a moon", "metadata": {"year": 2022, "other": "kept"}}])
+        found = client.search(np.ones(DIM, dtype=np.float32), 5, where="year > 2021").ids[0]
+        assert (found >= 0).sum() == 1
+        with pytest.raises(InvalidInputError, match="metadata 'year' is 'x'"):
+            client.add_documents([{"source": "y", "text": "a moon", "metadata": {"year": "x"}}])
+
+
+def test_why_a_daemon_takes_nothing_is_said(cli, double, file, tmp_path, launcher):
+    index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", file, index, *words, "--nlist", 4, "--nprobe", 4).code == 0
+    (tmp_path / "new.txt").write_text("A planet is a comet, a moon and a star.")
+    key = KeyFile(tmp_path / "keys.json").add("reads", "search")
+    with launcher.daemon(index, "--port", 0, "--keys", tmp_path / "keys.json"):
+        refused = cli("ingest", tmp_path / "new.txt", index, *words)
+        assert refused.code == ExitCode.SERVICE
+        assert "give a key: --key, or HYBRIDINDEX_KEY" in refused.err
+        refused = cli("ingest", tmp_path / "new.txt", index, *words, "--key", key)
+        assert refused.code == ExitCode.SERVICE
+        assert "this needs a key with the role write" in refused.err
+    with DocumentStore(index / "documents.sqlite") as store:
+        assert store.info.count == 240
+    with launcher.daemon(index, "--port", 0, "--no-write"):
+        made = cli("ingest", tmp_path / "new.txt", index, *words)
+        assert made.code == 0, made.err
+        assert "takes no changes: they are made beside it" in made.err
+        assert made.json["count"] == 241

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -98,7 +99,7 @@ def _fitting(name: str, kind: str, value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind == "int" and is_number and isinstance(value, int) and value in _INT64:
         return value
-    if kind == "float" and is_number:
+    if kind == "float" and is_number and (isinstance(value, float) or abs(value) <= sys.float_info.max):
         return float(value)
     if kind == "bool" and isinstance(value, bool):
         return value

@@ -247,8 +247,8 @@ class LiveDocuments(DocumentStore):
                 db.execute("DELETE FROM begun WHERE number = ?", [begun.number])
 
     def take_back(self, number: int, ids: I64, before: Mapping[int, tuple[Any, ...]]) -> None:
-        """The index refused it: puts ``before`` (:meth:`as_they_are`) in the place of the texts of ``ids``, and of those
-        that it has beside them. The changes that began after it are crossed out, too."""
+        """The index refused it: puts ``before`` (:meth:`as_they_are`) in the place of the texts of ``ids``, and of what
+        it has beside them. The changes that began after it are crossed out, too."""
         with self._transaction() as db:
             self._remove(db, [row for row in ids.tolist() if row not in before])
             for passage, detail, unrowed in before.values():

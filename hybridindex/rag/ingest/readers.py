@@ -73,6 +73,20 @@ def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]
         InvalidInputError: it cannot be read as what its name says; names it.
         MissingDependencyError: what reads PDF or Parquet is not installed.
     """
+    for number, chunk in enumerate(_chunks(source, reading)):
+        try:
+            chunk.text.encode()
+            if chunk.metadata:
+                json.dumps(chunk.metadata, ensure_ascii=False, default=str).encode()
+        except UnicodeError:
+            raise InvalidInputError(
+                f"texts {source.name!r} hold half of a surrogate pair in passage {number} (from 0) or its metadata, "
+                "which is no text"
+            ) from None
+        yield chunk
+
+
+def _chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
     if isinstance(source, GivenText):
         text = _text_of(source.text) if source.kind == "html" else source.text
         yield from _of_text(source, text, reading.words or _WORDS, dict(source.metadata))
