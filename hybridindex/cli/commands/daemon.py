@@ -164,7 +164,10 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 def _rows(changes: dict[str, Any]) -> str:
     words = [f"{changes['live']:,} live; since the lists were written {changes['added']:,} added"]
     words[0] += f", {changes['deleted']:,} deleted"
-    words.append(f"log {readable_bytes(changes['log_bytes'])}, {changes['compactions']} compactions")
+    words[0] += f" ({changes['changed_share']:.1%})"
+    words.append(f"change {changes['number']:,}, log {readable_bytes(changes['log_bytes'])}")
+    shaped = f" ({changes['split']} lists split, {changes['dissolved']} dissolved)" if changes["compactions"] else ""
+    words.append(f"{changes['compactions']} compactions{shaped}")
     words.append("it writes" if changes["writer"] else "it may write" if changes["writes"] else "it takes no changes")
     return "; ".join([*words, *([changes["problem"]] if changes["problem"] else [])])
 

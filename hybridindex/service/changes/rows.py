@@ -88,6 +88,10 @@ class RowWriter:
         self._failed: tuple[float, HybridIndexError] | None = None
         #: Of indexes that were closed since.
         self._compactions_before = 0
+        #: Fingerprint and number of lists of the last generation that was looked at.
+        self._shape: tuple[str, int] | None = None
+        #: Lists that compactions split and dissolved.
+        self._split = self._dissolved = 0
 
     # Changes
 
@@ -150,6 +154,7 @@ class RowWriter:
         yet."""
         with self._writing() as index:
             done = index.writer.compact(self._stop)
+            self._note_shape(index)
             rows = {} if done is None else {"count": done.count, "split": done.n_split, "dissolved": done.n_dissolved}
             return {"compacted": done is not None, "generation": index.ivf.generation, **rows}
 
@@ -232,6 +237,7 @@ class RowWriter:
                 self._failed = self._clock(), error
                 raise
             self._failed = None
+            self._note_shape(index)
             with self._idle:
                 kept = None if self._closed else index
                 self._index = kept
@@ -257,7 +263,10 @@ class RowWriter:
         """After another generation began to serve: an index that was built anew or rolled back takes no changes by way
         of what was opened before."""
         index = self._index
-        if index is None or index.writer.newest.generation == read_manifest(self._path).generation:
+        if index is None:
+            return
+        if index.writer.newest.generation == read_manifest(self._path).generation:
+            self._note_shape(index)
             return
         with self._opening:
             with self._idle:
@@ -266,6 +275,19 @@ class RowWriter:
                 self._idle.wait_for(lambda: not self._users)
             index.close()
             _log.info("the index was replaced: changes go to the generation that serves now")
+
+    def _note_shape(self, index: Index) -> None:
+        """What the compaction that made the newest generation did to its lists, once: the generation tells."""
+        newest = index.writer.newest
+        with self._idle:
+            before, self._shape = self._shape, (newest.fingerprint, newest.nlist)
+            notes = newest.manifest.notes
+            if before is None or before == self._shape or notes.get("compacted") != before[0]:
+                return
+            if (parents := notes.get("parents")) is not None:
+                children = Counter(parents)
+                self._split += sum(n > 1 for n in children.values())
+                self._dissolved += before[1] - len(children)
 
     def state(self, served: Index) -> dict[str, Any]:
         """Of the rows, as plain values. ``served``: says it while nothing was written."""
@@ -281,10 +303,13 @@ class RowWriter:
             "added": added,
             "deleted": deleted,
             "live": index.ivf.count - deleted + added,
+            "changed_share": (added + deleted) / max(1, index.ivf.count),
             "added_bytes": live.added_bytes,
             "log_bytes": live.log_bytes,
             "number": live.number,
             "compactions": self._compactions_before + (0 if opened is None else opened.writer.compactions),
+            "split": self._split,
+            "dissolved": self._dissolved,
             "problem": self._without_path(problem) or None,
         }
 

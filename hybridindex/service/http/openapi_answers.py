@@ -287,6 +287,8 @@ _CHANGES = closed(
     {
         **dict.fromkeys(("writes", "writer"), _YES),
         **dict.fromkeys(("added", "deleted", "live", "added_bytes", "log_bytes", "number", "compactions"), _COUNT),
+        **dict.fromkeys(("split", "dissolved"), _COUNT),
+        "changed_share": {**_NUMBER, "minimum": 0},
         "problem": _nullable(_TEXT),
     }
 )
@@ -359,8 +361,9 @@ STATUS = answer(
     "says whether these are kept in memory or on disk; note says why there is no plan, no devices, or which "
     "lists are damaged: searches that probe those in quarantine fail, those that are mended are served from memory; "
     "retired are older generations that sessions still use. changes: rows added and deleted since the lists were "
-    "written, rows that searches find, the log, the number of the last change; writes: whether the daemon takes "
-    "changes, writer: whether nobody else may write; problem: why the last compaction failed",
+    "written, rows that searches find, the log, the number of the last change; changed_share: rows added and deleted, "
+    "in parts of the lists' own; split, dissolved: lists, by compactions; writes: whether the daemon takes changes, "
+    "writer: whether nobody else may write; problem: why the last compaction failed",
 )
 SERIES = answer(
     closed(

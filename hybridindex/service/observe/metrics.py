@@ -237,6 +237,8 @@ class _Readings(Collector):
             ("rows_replaced", "Rows that took the place of others.", counts.replaced),
             ("rows_deleted", "Ids whose rows clients deleted.", counts.deleted),
             ("compactions", "How often the lists were written anew, with what came.", state["compactions"]),
+            ("lists_split", "Lists that compactions split.", state["split"]),
+            ("lists_dissolved", "Lists that compactions dissolved.", state["dissolved"]),
         ):
             yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
         for name, text, reading in (

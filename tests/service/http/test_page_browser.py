@@ -15,6 +15,7 @@ import hybridindex as hx
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.service.auth import KeyFile
 from tests.clustered import clustered
+from tests.router.slow_copies import until
 from tests.service.changes.test_served_plan import forget_what_was_applied
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
@@ -220,6 +221,30 @@ def test_it_says_why_the_host_serves_and_reloading_asks_first(serving, open_page
         page.get_by_role("button", name="Reload …").click()
         page.get_by_role("button", name="Reload", exact=True).click()
         page.wait_for_selector("#reload-said >> text=generation 2 goes on serving", timeout=SHOWN_MS)
+
+
+def test_rows_that_come_and_go_are_shown(serving, open_page):
+    with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
+        page = open_page(url)
+        wait_for_state(page, "live")
+
+        def shows(*lines):
+            """One below the other, with a minus sign for each dash."""
+            until(lambda: "\n".join(lines).replace("-", "\N{MINUS SIGN}") in text_of(page, "#tiles"))
+
+        shows("Rows", "2,500", "+0, -0, 0.0 % changed")
+        ids = client.add(100 + clustered(200, seed=8))
+        client.delete(ids[:75])
+        shows("Rows", "2,625", "+125, -0, 5.0 % changed")
+        shows("Compactions", "0", "0 lists split, 0 dissolved")
+        changes = client.status()["changes"]
+        assert changes["number"] == 2
+        shows("Last change", "#2", "log ")
+        client.compact()
+        changes = client.status()["changes"]
+        shows("Rows", "2,625", "+0, -0, 0.0 % changed")
+        shows("Compactions", "1", f"{changes['split']} lists split, {changes['dissolved']} dissolved")
+        assert not page.complaints
 
 
 def test_a_key_is_asked_for_and_its_role_decides(serving, open_page, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import httpx
 import numpy as np
 import pytest
 
@@ -129,6 +130,41 @@ def test_the_daemon_compacts_by_itself_and_lets_the_result_serve(l2_service, mon
         assert now["index"]["count"] == now["changes"]["live"] == 1400
         assert (client.search(new, 1, now["index"]["nlist"]).ids[:, 0] == ids).all()
         assert now["reload"]["mode"] == "manual"
+
+
+def test_what_compactions_do_to_lists_is_told(l2_service):
+    """By the report of those that were asked for, and the same by the daemon's status, which counts all."""
+    service = l2_service
+    rng = np.random.default_rng(3)
+    with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
+        said = {"compactions": 0, "split": 0, "dissolved": 0}
+
+        def compact():
+            answer = client.compact()
+            assert answer["compacted"]
+            said["compactions"] += 1
+            said["split"] += answer["split"]
+            said["dissolved"] += answer["dissolved"]
+            changes = client.status()["changes"]
+            assert {name: changes[name] for name in said} == said
+            assert (changes["added"], changes["deleted"], changes["changed_share"]) == (0, 0, 0)
+
+        client.delete([7])
+        assert client.status()["changes"]["changed_share"] == 1 / 800
+        compact()
+        # A topic that grows, far from all others; and then goes.
+        ids = client.add((50 + rng.standard_normal((2000, DIM))).astype(np.float32))
+        assert client.status()["changes"]["changed_share"] == 2000 / 799
+        compact()
+        assert said["split"]
+        client.delete(ids)
+        compact()
+        assert said["dissolved"]
+        compact_again = client.compact()
+        assert not compact_again["compacted"]
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert f"hybridindex_lists_split_total {said['split']:.1f}" in text
+        assert f"hybridindex_lists_dissolved_total {said['dissolved']:.1f}" in text
 
 
 def test_a_generation_that_cannot_serve_leaves_the_one_before_which_sees_all_changes(l2_service, monkeypatch):
