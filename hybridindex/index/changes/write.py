@@ -25,6 +25,7 @@ from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveState
+from hybridindex.index.live.store import Coming
 from hybridindex.index.log.change import Change, no_ids, no_rows
 from hybridindex.index.source import VectorSource, check_ids_argument
 from hybridindex.processes import short_switch_interval
@@ -72,9 +73,11 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
         UnsupportedIndexError: the codec takes no rows. DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
     """
-    with short_switch_interval():
-        rows = _prepared(index.rows, vectors, ids, attributes)
+    with index.rows.live.coming() as coming, short_switch_interval():
+        return _add(index, _prepared(index.rows, vectors, ids, attributes), coming, sync=sync)
 
+
+def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
     def resolve(state: LiveState) -> tuple[Change | None, I64]:
         numbers = _numbers(index.rows)
         if rows.ids is None:
@@ -94,7 +97,7 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
         return _change(no_ids(), rows, given), given
 
     ids_named = () if rows.ids is None else rows.ids.tolist()
-    return _commit(index.rows, resolve, ids_named, sync=sync)
+    return _commit(index.rows, resolve, ids_named, sync=sync, coming=coming)
 
 
 def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, sync: bool = True) -> int:
@@ -105,8 +108,11 @@ def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, s
     """
     if ids is None:
         raise InvalidInputError("ids is None; expected the id of each row")
-    with short_switch_interval():
-        rows = _prepared(index.rows, vectors, ids, attributes)
+    with index.rows.live.coming() as coming, short_switch_interval():
+        return _upsert(index, _prepared(index.rows, vectors, ids, attributes), coming, sync=sync)
+
+
+def _upsert(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> int:
     given = rows.ids
     assert given is not None
 
@@ -115,7 +121,7 @@ def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, s
         state.added.largest_id = max(state.added.largest_id, int(given.max(initial=-1)))
         return _change(there, rows, given) if len(given) else None, len(there)
 
-    return _commit(index.rows, resolve, given.tolist(), sync=sync)
+    return _commit(index.rows, resolve, given.tolist(), sync=sync, coming=coming)
 
 
 def delete(index: IVFIndex, ids: Any = None, where: str | None = None, *, sync: bool = True) -> int:
@@ -179,9 +185,10 @@ def _commit(
     ids: Collection[int] | None,
     *,
     sync: bool,
+    coming: Coming | None = None,
 ) -> _T:
     with claim_of(index.path).held(WAIT_S), short_switch_interval():
-        return index.live.commit(resolve, ids=ids, sync=sync)
+        return index.live.commit(resolve, ids=ids, sync=sync, coming=coming)
 
 
 def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:

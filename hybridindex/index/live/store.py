@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
+from filelock import FileLock
+
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError, SupersededError, cannot_write
 from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
 from hybridindex.index.log.change_log import CHANGE_LOG, LogFile, LogPart, LogPlace, LogState
-from hybridindex.index.storage.generation import current_name, log_lock, other_generations
+from hybridindex.index.storage.generation import current_name, log_lock, log_lock_file, other_generations
 from hybridindex.index.storage.manifest import LISTS_FILE, MANIFEST_FILE, Manifest, parse_manifest
 
-__all__ = ["LOOK_AGAIN_S", "LiveStore", "Resolve", "lineage", "log_file", "open_live"]
+__all__ = ["LOOK_AGAIN_S", "Coming", "LiveStore", "Resolve", "lineage", "log_file", "open_live"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -41,6 +43,8 @@ LOOK_AGAIN_S = 1.0
 _REWRITE_BYTES, _REWRITE_TIMES = 64 << 20, 2
 #: About, beside what it says.
 _RECORD_BYTES = 128
+#: What a change waits for others at most: about as long as a sync takes.
+_GATHER_S = 0.001
 _NO_LOG: LogState = (0, 0, 0)
 
 #: Makes a change of what is asked for, from what is there now; None: nothing changes. And what the caller is told.
@@ -63,6 +67,24 @@ class _Ticket:
     def settle(self, result: Any = None, error: BaseException | None = None) -> None:
         if not self.settled:
             self.result, self.error, self.settled = result, error, True
+
+
+class Coming:
+    """One call that prepares a change: others may wait for it, so that they share its record. A context manager."""
+
+    def __init__(self, calls: set[Coming]) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> Coming:
+        self._calls.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It comes no more: its change waits, or it failed."""
+        self._calls.discard(self)
 
 
 class LiveStore:
@@ -89,6 +111,9 @@ class LiveStore:
         self.is_sole_writer = False
         self._renew_locks()
         self._waiting: deque[_Ticket] = deque()
+        self._coming: set[Coming] = set()
+        #: Calls that shared the last record.
+        self._n_together = 1
         self._rows: LiveRows | None = None
         self._look_again_s = 0.0
         self._problem = ""
@@ -118,6 +143,7 @@ class LiveStore:
     def _renew_locks(self) -> None:
         """In a child process, which has locks as they were, and not the threads that held them."""
         self._writing = threading.Lock()
+        self._lock_of_log: FileLock | None = None
         self.is_sole_writer = False
 
     def bind(self, index: OpenIndex) -> None:
@@ -165,7 +191,18 @@ class LiveStore:
 
     # For writers
 
-    def commit(self, resolve: Resolve[_T], *, ids: Collection[int] | None = None, sync: bool = True) -> _T:
+    def coming(self) -> Coming:
+        """To be entered before a change is prepared, and given to :meth:`commit`."""
+        return Coming(self._coming)
+
+    def commit(
+        self,
+        resolve: Resolve[_T],
+        *,
+        ids: Collection[int] | None = None,
+        sync: bool = True,
+        coming: Coming | None = None,
+    ) -> _T:
         """Makes a change: on disk and seen by every search that begins when it returns. Changes of several threads
         share one write. For who holds the writer's claim.
 
@@ -173,6 +210,7 @@ class LiveStore:
             ids: those that it may speak of, but for new ones; None: any. Calls that speak of different ones share a
                 record.
             sync: False: it is in the file when this returns, and may not survive a power cut.
+            coming: of this change; from now on nobody waits for it.
 
         Raises:
             SupersededError: the generation was compacted. BuildError: it was replaced. FileError: nothing has changed.
@@ -180,8 +218,11 @@ class LiveStore:
         """
         ticket = _Ticket(resolve, ids, sync=sync)
         self._waiting.append(ticket)
+        if coming is not None:
+            coming.end()
         with self._writing:
             if not ticket.settled:
+                self._wait_for_coming()
                 self._commit_waiting()
         if isinstance(ticket.error, _ReplacedError):
             # By a compaction of this process, too, which has not told yet.
@@ -253,6 +294,13 @@ class LiveStore:
         """Whether another generation takes the changes."""
         return self._successor is not None
 
+    def _wait_for_coming(self) -> None:
+        """For moments, for changes that are being prepared, and for those of callers who were answered together just now:
+        they would wait for this sync, and then for their own."""
+        until = time.perf_counter() + _GATHER_S
+        while (self._coming or len(self._waiting) < self._n_together) and time.perf_counter() < until:
+            time.sleep(_GATHER_S / 20)
+
     def _commit_waiting(self) -> None:
         tickets: list[_Ticket] = []
         try:
@@ -260,6 +308,7 @@ class LiveStore:
                 tickets.append(self._waiting.popleft())
         except IndexError:
             pass
+        self._n_together = len(tickets)
         try:
             self._commit(tickets, sync=any(ticket.sync for ticket in tickets))
         except BaseException as error:
@@ -274,7 +323,9 @@ class LiveStore:
     def _commit(self, tickets: list[_Ticket], *, sync: bool) -> None:
         changes = list[Change]()
         made = list[tuple[_Ticket, Any]]()
-        with log_lock(self.folder.parent):
+        if self._lock_of_log is None:
+            self._lock_of_log = log_lock_file(self.folder.parent)
+        with log_lock(self.folder.parent, self._lock_of_log):
             if current_name(self.folder.parent) != self.folder.name or self._successor is not None:
                 raise _ReplacedError
             self._read_on()

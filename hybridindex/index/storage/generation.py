@@ -55,6 +55,7 @@ __all__ = [
     "current_name",
     "generation_name",
     "log_lock",
+    "log_lock_file",
     "other_generations",
     "point",
     "previous_name",
@@ -498,15 +499,22 @@ def writers_lock(path: Path, *, timeout_s: float = 0) -> Iterator[None]:
         raise cannot_write(error, path, "the index is whole; try again") from error
 
 
+def log_lock_file(path: Path) -> FileLock:
+    """For :func:`log_lock`, many times: making it takes as long as taking it."""
+    return lock_file(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S)
+
+
 @contextmanager
-def log_lock(path: Path) -> Iterator[None]:
+def log_lock(path: Path, lock: FileLock | None = None) -> Iterator[None]:
     """Held while a change of the current generation is logged, and while another generation becomes the current one.
+
+    ``lock``: :func:`log_lock_file` of it; None: one is made.
 
     Raises:
         BuildError: another process holds it for a minute already.
     """
     try:
-        with lock_file(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S):
+        with lock or log_lock_file(path):
             yield
     except Timeout as error:
         raise BuildError(f"another process is logging a change of {path}; try again when it is done") from error

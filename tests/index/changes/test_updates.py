@@ -18,6 +18,7 @@ from hybridindex.errors import (
     BusyWritingError,
     DiskFullError,
     DuplicateIdError,
+    HybridIndexError,
     InvalidInputError,
     UnsupportedIndexError,
 )
@@ -485,3 +486,23 @@ def test_an_index_that_began_small_grows_as_one_that_is_built(tmp_path):
         right = index.search(rows[:50], 10, index.nlist).ids
         found = index.search(rows[:50], 10).ids
         assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, right, strict=True)]) > 8
+
+
+def test_a_call_that_fails_before_it_changes_anything_keeps_nobody_waiting(tmp_path, monkeypatch):
+    small_index(tmp_path / "i").close()
+    with hx.open(tmp_path / "i", write=True) as index:
+        live = index.ivf.live
+        for bad in ({"vectors": np.zeros((1, 3), np.float32)}, {"vectors": clustered(2), "ids": [9001, 9001]}):
+            with pytest.raises(HybridIndexError):
+                index.add(**bad)
+            assert not live._coming
+        seen, commit = [], live._commit
+        monkeypatch.setattr(
+            live, "_commit", lambda *given, **named: seen.append(len(live._coming)) or commit(*given, **named)
+        )
+        index.add(clustered(2))
+        index.upsert(clustered(1), [5])
+        index.delete([6])
+        # Nobody waits for itself.
+        assert seen == [0, 0, 0]
+        assert not live._coming
