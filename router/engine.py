@@ -461,7 +461,7 @@ class Engine:
         for number, request in enumerate(requests):
             request.tell_probes(probes[batch.rows_of(number)])
         # Where damage was found, some may be searched again, and were counted.
-        self._reports.count(requests, split, any_again=bool(self._integrity.marks[0]))
+        self._reports.count(requests, split, any_again=bool(self._integrity.marks[0]) or batch.masks is not None)
         if len(list_device) > nlist and self._any_rows(list_device):
             # Takes the batch, which it would else keep alive in a circle.
             def put(device: int, batch: Batch, comparison: Comparison, positions: I64) -> bool:
@@ -632,7 +632,7 @@ class Engine:
             n_queries=len(batch),
             nprobe=batch.nprobe,
             candidates=batch.candidates or batch.filtered_rows,
-            again=[*again, *(request for request in requests if request.short)],
+            again=[*again, *(r for r in requests if r.short and batch.masks is None)],
         )
 
     def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> bool:

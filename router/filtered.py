@@ -128,22 +128,24 @@ class FilteredSearches:
         seen, damaged = self._integrity.seen, self._integrity.quarantined
         live = self._index.rows.live.current()
         groups: dict[object, Group] = {}
-        for request in self._in_pieces(requests):
+        for request in requests:
             try:
-                made = self._group_of(request, live, seen)
+                pieces = [self._group_of(piece, live, seen) for piece in self._in_pieces(request)]
             except BaseException as error:  # noqa: BLE001 - handed to who waits
                 request.reply.fail(error)
                 continue
-            # A deadline is one request's.
-            key = id(request) if request.deadline_s is not None else (id(made.wanted), request.nprobe, made.k)
-            known = groups.setdefault(key, made)
-            if known is not made:
-                known.requests.append(request)
+            for made in pieces:
+                (piece,) = made.requests
+                # A deadline is one request's.
+                key = id(piece) if piece.deadline_s is not None else (id(made.wanted), piece.nprobe, made.k)
+                known = groups.setdefault(key, made)
+                if known is not made:
+                    known.requests.append(piece)
         found = list(groups.values())
-        for group in found:
-            if len(group.requests) > 1:
-                group.queries = np.concatenate([request.queries for request in group.requests])
         try:
+            for group in found:
+                if len(group.requests) > 1:
+                    group.queries = np.concatenate([request.queries for request in group.requests])
             self._choose_lists(found)
             for group in found:
                 if group.requests[0].deadline_s is not None:
@@ -159,19 +161,17 @@ class FilteredSearches:
                 self._refuse_damaged(group, damaged)
         return [group for group in found if group.requests]
 
-    def _in_pieces(self, requests: Sequence[Request]) -> Iterator[Request]:
-        """Requests of as many queries as may rank lists at a time."""
-        most = max(1, _MOST_CELLS // self._index.nlist)
-        for request in requests:
-            n = len(request.queries)
-            if n <= most:
-                yield request
-                continue
-            divided = DividedReply(request.reply, n, request.params.k, -(-n // most))
-            for start in range(0, n, most):
-                rows = slice(start, min(n, start + most))
-                hit_rate = None if request.hit_rate is None else request.hit_rate[rows]
-                yield replace(request, queries=request.queries[rows], reply=divided.part(rows), hit_rate=hit_rate)
+    def _in_pieces(self, request: Request) -> Iterator[Request]:
+        """Of as many queries as may rank lists at a time."""
+        n, most = len(request.queries), max(1, _MOST_CELLS // self._index.nlist)
+        if n <= most:
+            yield request
+            return
+        divided = DividedReply(request.reply, n, request.params.k, -(-n // most))
+        for start in range(0, n, most):
+            rows = slice(start, min(n, start + most))
+            hit_rate = None if request.hit_rate is None else request.hit_rate[rows]
+            yield replace(request, queries=request.queries[rows], reply=divided.part(rows), hit_rate=hit_rate)
 
     def _group_of(self, request: Request, live: LiveRows | None, seen: int) -> Group:
         every = self._filters.make(None, None) if request.filter is None else self._filters.renewed(request.filter)

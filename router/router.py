@@ -171,6 +171,7 @@ class Router(OfOneProcess):
 
     def _restore(self, tier: Tier) -> None:
         self._stats.add(device_recoveries=1)
+        self._engine.added_on_devices.forget(tier.ordinal)
         self._placement.restore(tier)
 
     def _complete(self) -> None:

@@ -88,6 +88,12 @@ class AddedOnDevices:
             known = self._known = key, lists & (where == list_device[: self._nlist]) & (where >= 0)
         return known[1]
 
+    def forget(self, ordinal: int) -> None:
+        """What one device holds may not be what was copied there."""
+        with self._lock:
+            self._seen = (None, -1)
+            self._pages.drop_device(ordinal)
+
     def clear(self) -> None:
         """Gives all pages back, after their last reader; what is still of use comes again."""
         with self._lock:

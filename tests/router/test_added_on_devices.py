@@ -104,7 +104,7 @@ def test_a_list_that_grows_keeps_its_pages(plain):
         for step in range(30):
             plain.add(clustered(40, seed=step))
             settled(router, plain)
-            snapshot = pages.residency
+            snapshot = pages.now[0]
             for each in range(NLIST):
                 own = [] if snapshot.list_pages[each] is None else snapshot.list_pages[each].tolist()
                 assert own[: len(before.get(each, []))] == before.get(each, [])
@@ -155,7 +155,7 @@ def test_pages_go_with_the_lists_and_with_the_rows(plain):
 
 def test_what_finds_no_room_is_the_hosts(plain):
     plain.add(clustered(2000, seed=3))
-    # Lists take about 300 pages of 1,008 bytes, and scans an eighth of the budget.
+    # Lists take about 300 pages of 960 bytes, and scans an eighth of the budget.
     for budget, expected in ((352_000, 100), (420_000, 900), (8 << 20, 2000)):
         with placed(plain, np.zeros(NLIST), budget=budget) as router, Router(plain.ivf) as alone:
             tier = router._tiers[0]
@@ -163,7 +163,7 @@ def test_what_finds_no_room_is_the_hosts(plain):
             assert held <= expected
             assert held > 0 or budget < 400_000
             assert tier.arena.nbytes + tier.scratch_bytes <= budget
-            taken = int(router._engine.added_on_devices._pages.residency.page_counts.sum())
+            taken = int(router._engine.added_on_devices._pages.now[0].page_counts.sum())
             assert taken <= tier.pages.n_pages / 4
             same(router, alone)
 
@@ -242,3 +242,41 @@ def test_searches_beside_a_writer_see_what_was_acknowledged(plain):
         assert not failed
         assert router.added_on_devices > 0
         router.check_invariants()
+
+
+def test_a_device_that_recovered_has_none_of_what_it_held(plain):
+    plain.add(clustered(400, seed=3))
+    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == 400
+        tier = router._tiers[0]
+        tier.fail(RuntimeError("gone"))
+        router._residency.publish({}, drops=router._residency.current.resident_lists(0).tolist())
+        # What was there is not what was copied.
+        tier.arena.data.numpy()[:] = 0x3F
+        until = time.monotonic() + WAIT_S
+        while tier.failure is not None or router.added_on_devices < 400:
+            assert time.monotonic() < until
+            same(router, alone)
+        assert settled(router, plain) == 400
+        same(router, alone)
+
+
+def test_lists_that_are_dropped_while_they_grow_give_their_pages_back(plain, monkeypatch):
+    plain.add(clustered(400, seed=3))
+    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == 400
+        added, put = router._engine.added_on_devices, Copier.put
+
+        def dropping(self, places):
+            monkeypatch.setattr(Copier, "put", put)
+            added.clear()
+            put(self, places)
+
+        plain.add(clustered(400, seed=4))
+        monkeypatch.setattr(Copier, "put", dropping)
+        assert settled(router, plain) == 800
+        assert router._tiers[0].failure is None
+        page_bytes = router._tiers[0].geometry.page_bytes
+        of_added = int(added._pages.now[0].page_counts.sum()) * page_bytes
+        assert router._tiers[0].used_bytes == int(router._parts.device_list_bytes.sum()) + of_added
+        same(router, alone)

@@ -75,7 +75,8 @@ class AddedLoad:
                 self._copier.keep(pages)
             raise
         if places:
-            self._pages.publish(self._added, self._ordinal, fresh, grown)
+            for dropped in self._pages.publish(self._added, self._ordinal, fresh, grown):
+                self._arena.pages.free(dropped)
         if self._waiting:
             return True
         settle(self.future, self._n_rows)
@@ -86,8 +87,8 @@ class AddedLoad:
 
     def _plan(self) -> list[int]:
         """Lists that have more rows than are here; what is here for no use is dropped before."""
-        added, held = self._added, self._pages.held
-        mine = self._pages.residency.list_device == self._ordinal
+        added, (residency, held) = self._added, self._pages.now
+        mine = residency.list_device == self._ordinal
         here = self._residency.list_device[: len(added.sizes)] == self._ordinal
         current = held.current(added)
         # Of another router's writer, or after one, these may be newer: they stay.
@@ -111,8 +112,9 @@ class AddedLoad:
         """Gives the next list its pages and says what goes where; how many bytes. One that is larger than a send, or
         finds no page, is the host's."""
         list_id = waiting.pop()
-        geometry, before = self._arena.geometry, self._pages.residency.list_pages[list_id]
-        first, size = int(self._pages.held.rows[list_id]), int(self._added.sizes[list_id])
+        geometry, (residency, held) = self._arena.geometry, self._pages.now
+        before = residency.list_pages[list_id]
+        first, size = int(held.rows[list_id]), int(self._added.sizes[list_id])
         old = np.empty(0, dtype=np.int32) if before is None else before
         nbytes = (size - first) * geometry.code_size
         if nbytes > self._copier.send_pages * geometry.page_bytes:
@@ -124,7 +126,8 @@ class AddedLoad:
         if n_more > self._arena.pages.n_free:
             self._make_room(n_more)
         # What others of this send take is not published yet.
-        n_taken = self._n_taken + sum(map(len, (*fresh.values(), *grown.values())))
+        mine = residency.list_device == self._ordinal
+        n_taken = int(residency.page_counts[mine].sum()) + sum(map(len, (*fresh.values(), *grown.values())))
         if n_more and n_taken + n_more > _MOST_PAGES * self._arena.pages.n_pages:
             return 0
         more = self._arena.pages.allocate(n_more) if n_more else np.empty(0, dtype=np.int32)
@@ -142,8 +145,3 @@ class AddedLoad:
             row += count
         self._n_rows += size - first
         return nbytes
-
-    @property
-    def _n_taken(self) -> int:
-        residency = self._pages.residency
-        return int(residency.page_counts[residency.list_device == self._ordinal].sum())

@@ -70,8 +70,10 @@ class AddedPages:
         return self._held
 
     @property
-    def residency(self) -> Residency:
-        return self._store.current
+    def now(self) -> tuple[Residency, HeldRows]:
+        """Pages, and the rows in them."""
+        with self._lock:
+            return self._store.current, self._held
 
     @property
     def count(self) -> int:
@@ -83,11 +85,18 @@ class AddedPages:
         with self._lock:
             return AddedLease(self._store.lease(), self._held)
 
-    def publish(self, added: AddedLists, ordinal: int, fresh: Mapping[int, I32], grown: Mapping[int, I32]) -> None:
+    def publish(self, added: AddedLists, ordinal: int, fresh: Mapping[int, I32], grown: Mapping[int, I32]) -> list[I32]:
         """All rows of some lists are there, as ``added`` has them: in ``fresh`` pages, or behind those that were there,
-        with some more pages."""
-        lists = np.array([*fresh, *grown], dtype=np.int64)
+        with some more pages.
+
+        Returns:
+            Pages that are the caller's again: of lists that were dropped while they grew.
+        """
         with self._lock:
+            there = self._store.current.page_counts
+            dropped = [pages for each, pages in grown.items() if not there[each]]
+            grown = {each: pages for each, pages in grown.items() if there[each]}
+            lists = np.array([*fresh, *grown], dtype=np.int64)
             rows, losses = self._held.rows.copy(), self._held.losses.copy()
             others = np.empty(0, dtype=np.int64)
             if self._held.origin is not added.origin:
@@ -97,6 +106,7 @@ class AddedPages:
             self._store.publish(loads, others.tolist(), grown=grown)
             rows[lists], losses[lists] = added.sizes[lists], added.losses[lists]
             self._held = HeldRows(origin=added.origin, rows=rows, losses=losses)
+        return dropped
 
     def drop(self, lists: I64) -> None:
         """Forgets lists; their pages are given back after the last reader."""
@@ -107,6 +117,10 @@ class AddedPages:
             rows = self._held.rows.copy()
             rows[lists] = 0
             self._held = replace(self._held, rows=rows)
+
+    def drop_device(self, ordinal: int) -> None:
+        """Forgets what one device holds."""
+        self.drop(np.flatnonzero(self._store.current.list_device == ordinal))
 
     def check_invariants(self) -> None:
         """Asserts that rows are known where there are pages, and nowhere else."""
