@@ -21,11 +21,12 @@ and faiss); kernels that do not run there show here, in some minutes::
 
     nvidia-smi && TRITON_INTERPRET=0 python -m pytest -m gpu tests/tiers tests/profiler/test_device.py
 
-Where a call has ten minutes, make two more, each writing to its own file, the second with what the first one found; its
+Where a call has ten minutes, make three more, each writing to its own file, each with what the one before found; its
 last table is then of both. Kernels are compiled in the first minutes::
 
     python -m benchmarks.device.tier --json one.json --parts device_scan device_swap schedulers device_copy
     python -m benchmarks.device.tier --json two.json --parts device_beside device_router --with one.json
+    python -m benchmarks.device.tier --json three.json --parts device_living --with two.json
 
 ``--minutes`` (9.5) must end before the call does, and what else the call does counts. One part alone is ``python -m
 benchmarks.device.scan --json FILE``; ``benchmarks.device.sweep`` looks for better settings of the scan kernels where
@@ -86,6 +87,7 @@ PARTS = {
         Part(name="device_copy", module="device.copy", limit_s=180, needs=("torch", "faiss")),
         Part(name="device_beside", module="device.beside", limit_s=210, needs=("torch", "faiss")),
         Part(name="device_router", module="device.router", limit_s=330, needs=("torch", "faiss")),
+        Part(name="device_living", module="device.living", limit_s=180, needs=("torch", "faiss")),
     )
 }
 
