@@ -1,7 +1,7 @@
 """Filters and added rows where a device holds all lists: what a search takes there, over the host alone.
 
-1. *Filters* leave half, a tenth and a twentieth of the rows at random. One filter after the other, and different ones at
-   once, which share batches; masks lie on the device after the first search of each.
+1. *Filters* leave half, a tenth and a twentieth of the rows at random. One filter after the other, and different ones
+   at once, which share batches; masks lie on the device after the first search of each.
 2. *Added rows*, a tenth of the index: once they lie on the device, against a router that has them scanned on the host.
 
 Sides run in turns, and answers are compared. On the stand-in device all of it runs at a small size and claims nothing.
