@@ -40,8 +40,10 @@ class Node:
 class Recorder:
     """For ``filesystem.watched_by``; what it found is in :attr:`cuts`. One thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, but: tuple[str, ...] = ()) -> None:
+        """``but``: ends of names of files that nobody needs after a power cut."""
         self._folder = folder
+        self._but = but
         self._numbers = itertools.count()
         #: By inode, which is used again when a file is gone.
         self._known: dict[int, int] = {}
@@ -60,6 +62,13 @@ class Recorder:
             return
         self._take(call)
         self._pending = call
+
+    def mark(self, path: Path) -> None:
+        """Another library has synced a file, and its name in its folder."""
+        self._look(self._folder)
+        folder, file = (self._nodes[self._known[each.stat().st_ino]] for each in (path.parent, path))
+        file.synced = file.now
+        folder.synced_names[path.name] = folder.names[path.name]
 
     def end(self) -> None:
         """After the last call."""
@@ -96,7 +105,8 @@ class Recorder:
         number = self._known[inode]
         node = self._nodes[number]
         if node.kind == "folder":
-            node.names = {entry.name: self._look(entry) for entry in sorted(path.iterdir())}
+            entries = [entry for entry in sorted(path.iterdir()) if not entry.name.endswith(self._but or (" ",))]
+            node.names = {entry.name: self._look(entry) for entry in entries}
         elif node.kind == "link":
             node.now = node.synced = os.readlink(path).encode()
         else:

@@ -38,7 +38,16 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.storage.beside import generation_file, lineage_of, share
 from hybridindex.index.storage.generation import CURRENT_FILE
 from hybridindex.rag.collection.conditions import Condition, where_of
-from hybridindex.rag.collection.items import Hit, Item, as_stream, check_columns, column_values, of_stream
+from hybridindex.rag.collection.items import (
+    Hit,
+    Item,
+    as_stream,
+    check_columns,
+    column_values,
+    matrix_of,
+    of_stream,
+    refuse_twice,
+)
 from hybridindex.rag.collection.make import make_collection
 from hybridindex.rag.collection.present import are_there, ids_where
 from hybridindex.rag.collection.store import Begun, LiveDocuments, Noted
@@ -204,11 +213,11 @@ class Collection:
             DuplicateIdError: a key or an id twice, or, without ``replace``, one that is there. InvalidInputError: names
             what is wrong. DocumentStoreError, BuildError, FileError: nothing has changed.
         """
-        vectors = None if vectors is None else _matrix(vectors, len(items))
+        vectors = None if vectors is None else matrix_of(vectors, len(items))
         if not items:
             return []
-        _refuse_twice("key", [item.key for item in items if item.key is not None])
-        _refuse_twice("id", [item.id for item in items if item.id is not None])
+        refuse_twice("key", [item.key for item in items if item.key is not None])
+        refuse_twice("id", [item.id for item in items if item.id is not None])
         with self._opening:
             if self._opened(required=False) is None:
                 if vectors is None:
@@ -281,11 +290,8 @@ class Collection:
         opened = self._opened(required=False)
         return 0 if opened is None else self.delete(opened[1].all_ids().tolist())
 
-    def recover(self, *, refs: Sequence[str] | None = None) -> int:
+    def recover(self) -> int:
         """Ends what a crash interrupted, and removes texts without rows; how many texts these were.
-
-        Args:
-            refs: looks for such texts among the parts of these alone.
 
         Raises:
             DocumentStoreError, BuildError, FileError. It can be called again.
@@ -296,10 +302,20 @@ class Collection:
         index, store = opened
         with store.changing():
             self._finish_begun()
-            of_refs = None if refs is None else store.ids_of_refs(refs, rowed=True)
-            ids = store.all_ids(rowed=True) if of_refs is None else np.array(of_refs, dtype=np.int64)
+            ids = store.all_ids(rowed=True)
             lost = ids[~are_there(index.ivf, ids)]
             return store.remove(lost.tolist()) if len(lost) else 0
+
+    def remove_lost(self, refs: Sequence[str]) -> set[str]:
+        """As :meth:`recover`, of the parts of these alone; those of which rows were gone."""
+        index, store = self._both()
+        with store.changing():
+            self._finish_begun()
+            rows = store.rows_of_refs(refs)
+            there = are_there(index.ivf, np.array(list(rows), dtype=np.int64))
+            lost = {row: ref for (row, ref), is_there in zip(rows.items(), there, strict=True) if not is_there}
+            store.remove(lost)
+            return set(lost.values())
 
     def compact(self) -> bool:
         """See :meth:`hybridindex.api.Index.compact`; searches go on."""
@@ -328,7 +344,7 @@ class Collection:
                 raise DuplicateIdError(f"key {item.key!r} is that of row {of_key}; expected it, not {item.id}")
             of_item = of_key if item.id is None else item.id
             rows.append(next(fresh) if of_item is None else of_item)
-        _refuse_twice("id", rows)
+        refuse_twice("id", rows)
         return np.array(rows, dtype=np.int64)
 
     def next_id(self) -> int:
@@ -576,24 +592,3 @@ class Collection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _matrix(vectors: Any, n: int) -> F32:
-    try:
-        found = np.ascontiguousarray(vectors, dtype=np.float32)
-    except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"vectors are no numbers: {error}") from None
-    if n == 0 and not found.size:
-        return found.reshape(0, 0)
-    if found.ndim != 2 or len(found) != n or not found.shape[1]:
-        raise InvalidInputError(f"vectors have shape {found.shape}; expected ({n}, d), one for each item")
-    if not np.isfinite(found).all():
-        raise InvalidInputError("vectors hold NaN or infinity; expected finite numbers")
-    return found
-
-
-def _refuse_twice(what: str, values: Sequence[Any]) -> None:
-    if len(set(values)) < len(values):
-        seen: set[Any] = set()
-        twice = next(value for value in values if value in seen or seen.add(value))  # type: ignore[func-returns-value]
-        raise DuplicateIdError(f"{what} {twice!r} is given twice; expected each once")

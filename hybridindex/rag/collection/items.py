@@ -10,11 +10,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
-from hybridindex.errors import InvalidInputError
+import numpy as np
+
+from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.attributes.columns import ATTRIBUTE_KINDS, need, schema_of
 from hybridindex.rag.documents import Document
+from hybridindex.types import F32
 
-__all__ = ["Hit", "Item", "as_stream", "check_columns", "column_values", "metadata_json", "moment_of", "of_stream"]
+__all__ = [
+    "Hit",
+    "Item",
+    "as_stream",
+    "check_columns",
+    "column_values",
+    "matrix_of",
+    "metadata_json",
+    "moment_of",
+    "of_stream",
+    "refuse_twice",
+]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -153,3 +167,26 @@ def _plain(value: Any) -> Any:
             raise TypeError(f"{value!r} is no number of JSON")
         return found
     raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+def matrix_of(vectors: Any, n: int) -> F32:
+    """(n, d) float32. Raises InvalidInputError: they are something else."""
+    try:
+        found = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(f"vectors are no numbers: {error}") from None
+    if n == 0 and not found.size:
+        return found.reshape(0, 0)
+    if found.ndim != 2 or len(found) != n or not found.shape[1]:
+        raise InvalidInputError(f"vectors have shape {found.shape}; expected ({n}, d), one for each item")
+    if not np.isfinite(found).all():
+        raise InvalidInputError("vectors hold NaN or infinity; expected finite numbers")
+    return found
+
+
+def refuse_twice(what: str, values: Sequence[Any]) -> None:
+    """Raises DuplicateIdError: names the first that comes twice."""
+    if len(set(values)) < len(values):
+        seen: set[Any] = set()
+        twice = next(value for value in values if value in seen or seen.add(value))  # type: ignore[func-returns-value]
+        raise DuplicateIdError(f"{what} {twice!r} is given twice; expected each once")

@@ -371,11 +371,14 @@ class LiveDocuments(DocumentStore):
         """Rows by key, of those that are there."""
         return dict(self._rows("SELECT key, id FROM details WHERE key IN ({})", keys))
 
-    def ids_of_refs(self, refs: Sequence[str], *, rowed: bool = False) -> list[int]:
-        """Rows of all parts of these; ``rowed``: of those that shall have rows."""
-        but = " AND id NOT IN (SELECT id FROM unrowed)" if rowed else ""
-        found = self._rows(f"SELECT id FROM details WHERE ref IN ({{}}){but} ORDER BY id", refs)  # noqa: S608 - ours
-        return [row for (row,) in found]
+    def ids_of_refs(self, refs: Sequence[str]) -> list[int]:
+        """Rows of all parts of these."""
+        return [row for (row,) in self._rows("SELECT id FROM details WHERE ref IN ({}) ORDER BY id", refs)]
+
+    def rows_of_refs(self, refs: Sequence[str]) -> dict[int, str]:
+        """The row of each part of these that shall have one -> which it is a part of."""
+        but = "id NOT IN (SELECT id FROM unrowed)"
+        return dict(self._rows(f"SELECT id, ref FROM details WHERE ref IN ({{}}) AND {but}", refs))  # noqa: S608 - ours
 
     def digests_of(self, ref: str) -> list[tuple[int, bytes, int | None]]:
         """(row, digest, successor) of each part of this."""

@@ -520,7 +520,10 @@ def test_texts_whose_rows_were_deleted_as_rows_come_again(serve, client_of, text
         document = {"source": "x", "text": "# A\n\nalpha\n\n# B\n\nbeta"}
         client.add_documents([document])
         client.delete([nearest(client, "# A\n\nalpha")])
-        # It is the same document: its row is gone past it.
+        # It is the same document, and its row is gone past it.
+        again = client.add_documents([document])
+        assert again["chunks"] == {"added": 1, "unchanged": 1, "removed": 0}
+        client.delete([nearest(client, "# B\n\nbeta")])
         client.add_documents([{**document, "text": document["text"] + "\n\n# C\n\ngamma"}])
     service.close()
     assert texts() == sorted([*FIRST, "# A\n\nalpha", "# B\n\nbeta", "# C\n\ngamma"])
