@@ -46,7 +46,7 @@ def change(path: Path, which: str) -> None:
             remove_texts(collection, ["text 0", "text 1", "none"])
         elif which == "ingest":
             # Many batches, so that it dies between them, too.
-            importlib.import_module("hybridindex.rag.ingest.update")._BATCH = 3
+            setattr(importlib.import_module("hybridindex.rag.ingest.update"), "_BATCH", 3)  # noqa: B010
             ingest(collection, path.parent / "texts")
         else:
             raise AssertionError(which)
