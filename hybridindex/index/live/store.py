@@ -295,8 +295,8 @@ class LiveStore:
         return self._successor is not None
 
     def _wait_for_coming(self) -> None:
-        """For moments, for changes that are being prepared, and those of callers who were answered together just now: they
-        would wait for this sync, and then for their own."""
+        """For moments, for changes that are being prepared, and those of callers who were answered together just now:
+        they would wait for this sync, and then for their own."""
         until = time.perf_counter() + _GATHER_S
         while (self._coming or len(self._waiting) < self._n_together) and time.perf_counter() < until:
             time.sleep(_GATHER_S / 20)
