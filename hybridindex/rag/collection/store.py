@@ -412,8 +412,11 @@ class LiveDocuments(DocumentStore):
         return {row[0]: tuple(row[1:]) for row in self._rows(asked, names)}
 
     def ways_of_reading(self) -> list[str]:
-        """How the sources were read, the most frequent way first."""
-        found = self._rows("SELECT options FROM sources GROUP BY options ORDER BY count(*) DESC, options")
+        """How the sources were read, the most frequent way first; of many, as a thousand of them say."""
+        found = self._rows(
+            "SELECT options FROM (SELECT options FROM sources LIMIT 1000)"
+            " GROUP BY options ORDER BY count(*) DESC, options"
+        )
         return [row for (row,) in found]
 
     def _rows(self, statement: str, values: Sequence[Any] | None = None) -> list[Any]:

@@ -75,7 +75,12 @@ def update(
         collection.recover()
         known, there = collection.store.sources(), {source.name for source in sources}
         below = [root.expanduser().resolve() for root in roots]
-        gone = [name for name in known if name not in there and any(Path(name).is_relative_to(root) for root in below)]
+        # What has no root came by itself, and not from a file.
+        gone = [
+            name
+            for name, (root, *_) in known.items()
+            if root and name not in there and any(Path(name).is_relative_to(each) for each in below)
+        ]
         made = _Update(collection, embedder, checksum=checksum)
         return made.run([(source, reading) for source in sources], known, gone, progress)
 
@@ -109,7 +114,8 @@ def put_texts(
         known = collection.store.sources(names)
         # Rows were deleted past them, or lost with the power: who sends a text again wants all of it.
         known |= {name: (*known[name][:3], "", known[name][4]) for name in lost & known.keys()}
-        usual = collection.store.ways_of_reading()[:1]
+        is_new = any(text.words is None and text.name not in known for text in texts)
+        usual = collection.store.ways_of_reading()[:1] if is_new else []
         sources = []
         for text in texts:
             said = [known[text.name][4]] if text.name in known else usual

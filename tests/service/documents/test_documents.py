@@ -133,16 +133,21 @@ def test_an_ingest_of_the_same_sources_finds_nothing_to_do(serve, path, folder, 
     with live(service) as port, client_of(port) as client:
         file = str(folder / "a.md")
         client.add_documents(
-            [{"source": "mine", "text": "kept"}, {"source": file, "text": "# Two\n\nsecond words here"}]
+            [
+                {"source": "mine", "text": "kept"},
+                # No file is there, so none is gone.
+                {"source": str(folder / "never.md"), "text": "kept, too"},
+                {"source": file, "text": "# Two\n\nsecond words here"},
+            ]
         )
     service.close()
-    assert texts() == sorted(["kept", "# Two\n\nsecond words here", "a text of few words"])
+    assert texts() == sorted(["kept", "kept, too", "# Two\n\nsecond words here", "a text of few words"])
     with Collection(path) as collection:
         done = update(collection, find_sources([folder]), [folder], Toy(), Reading(words=20))
         assert +done.sources == {"changed": 1, "unchanged": 1}
         # What was not ingested from there stays.
         assert "mine" in collection.store.sources()
-    assert texts() == sorted([*FIRST, "kept"])
+    assert texts() == sorted([*FIRST, "kept", "kept, too"])
 
 
 def test_words_are_those_of_before(serve, client_of, double):
