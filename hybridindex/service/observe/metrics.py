@@ -245,6 +245,7 @@ class _Readings(Collector):
             ("rows_live", "Rows that searches find.", state["live"]),
             ("rows_beside", "Rows that came since the lists were written.", state["added"]),
             ("rows_beside_bytes", "Their bytes in memory.", state["added_bytes"]),
+            ("rows_beside_on_devices", "Of these, rows that devices hold.", service.router.added_on_devices),
             ("rows_gone", "Ids that were deleted since the lists were written.", state["deleted"]),
             ("change_log_bytes", "Bytes of the log of changes.", state["log_bytes"]),
             ("last_change", "Number of the last change.", state["number"]),
