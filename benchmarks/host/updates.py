@@ -47,6 +47,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="separated by commas (default: all)")
     parser.add_argument("--quick", action="store_true", help="few rows and rounds: whether it runs, not what it finds")
     parser.add_argument("--count", type=int, help="rows that are there first (default 500,000)")
+    parser.add_argument("--windows", type=int, help="of each kind, of latency (default 8)")
+    parser.add_argument("--window-s", type=float, help="seconds of each (default 12)")
     parser.add_argument("--dataset", default="full", help="real rows of recall: demo, full or none")
     parser.add_argument("--codecs", nargs="+", default=["flat", "sq8"], help="of recall and amplification")
     parser.add_argument("--peers", nargs="+", default=[], help="systems of add and checkpoint (default: all)")
@@ -66,6 +68,10 @@ def main() -> None:
         scale = replace(scale, **QUICK)
     if args.count:
         scale = replace(scale, count=args.count, few=min(scale.few, args.count))
+    if args.windows:
+        scale = replace(scale, windows=args.windows)
+    if args.window_s:
+        scale = replace(scale, window_s=args.window_s)
     codecs, dataset = tuple(args.codecs), args.dataset
     if args.quick and dataset != "none":
         dataset = "demo"

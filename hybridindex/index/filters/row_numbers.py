@@ -62,8 +62,12 @@ class RowNumbers:
         #: (nlist + 1,) int64: number of the first row of each list; the last: how many rows there are.
         self.first: I64 = np.concatenate([[0], np.cumsum(index.list_sizes)]).astype(np.int64)
         lists = np.setdiff1d(np.arange(index.nlist), self.unknown).tolist()
-        parts = [index.list_ids(list_id) for list_id in lists]
-        ids: I64 = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        ids: I64 = np.empty(int(index.list_sizes[lists].sum()), dtype=np.int64)
+        end = 0
+        # One by one: pages that nobody has touched take long, and one call for all would keep the GIL meanwhile.
+        for part in map(index.list_ids, lists):
+            ids[end : end + len(part)] = part
+            end += len(part)
         #: -1: there is none.
         self.largest_id = int(ids.max(initial=-1))
         rows = np.arange(self.count)
