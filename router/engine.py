@@ -22,11 +22,10 @@ from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.added import scan_added
+from hybridindex.router.batch.added import find_added, find_instead, scan_added
 from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.batch.comparison import Comparison
-from hybridindex.router.batch.deadline import nprobe_for_deadline
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.reports import BatchReports
 from hybridindex.router.batch.split import HOST, ProbePart, split_probes
@@ -38,6 +37,7 @@ from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.direct import DirectSearch
 from hybridindex.router.filtered import FilteredSearches, Group
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
+from hybridindex.router.staying import StayingRequests
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
@@ -113,8 +113,7 @@ class Engine:
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
-        #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
-        self._work_of_probe: I64 = np.append(self._list_bytes, 0)
+        self._staying = StayingRequests(parts, wait_for_loads, self.submit)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Taken from the queue but left for the next batch by the cap.
         self._held_back: Request | None = None
@@ -410,8 +409,8 @@ class Engine:
         if damaged is not None or any(request.may_wait for request in requests):
             left = np.ones(len(batch), dtype=np.bool_)
             if damaged is not None:
-                self._refuse_damaged(batch, requests, probes, damaged, left)
-            self._leave_out_waiting(batch, requests, probes, list_device, left)
+                self._staying.refuse_damaged(batch, requests, probes, damaged, left)
+            self._staying.leave_out_waiting(batch, requests, probes, list_device, left)
             if not requests:
                 return batch, None, quantized_s
             if not left.all():
@@ -419,11 +418,11 @@ class Engine:
                 batch.begin_as(whole)
                 probes, coarse = probes[left, : batch.nprobe], coarse[left, : batch.nprobe]
         if len(requests) > 1 or requests[0].deadline_s is not None:
-            self._limit_probes(batch, probes, list_device)
+            self._staying.limit_probes(batch, probes, list_device)
         if self._codes is not None:
             coarse = self._codes.centre_products(batch.queries, probes, coarse)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s)
-        scan_added(self._added, batch, probes)
+        scan_added(batch, lambda: find_added(self._added, batch, probes))
         return batch, host_part, quantized_s
 
     def _start_masked(
@@ -440,7 +439,7 @@ class Engine:
         probes, coarse = self._filtered.fill(batch, groups, clock)
         list_device = self.health.list_device(residency)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
-        self._filtered.scan_added(groups, batch, probes)
+        scan_added(batch, lambda: self._filtered.find_added(groups, batch, probes))
         return batch, host_part, chosen_s
 
     def _hand_over(
@@ -513,25 +512,6 @@ class Engine:
                 for group in self._filtered.choose([request], clock):
                     self._answer_filtered(group, clock)
 
-    def _refuse_damaged(
-        self,
-        batch: Batch,
-        requests: list[Request],
-        probes: I64,
-        damaged: npt.NDArray[np.bool_],
-        left: npt.NDArray[np.bool_],
-    ) -> None:
-        """Fails those that probe a list in quarantine, and takes them out of ``requests`` and ``left``, the batch's
-        rows."""
-        for number, request in enumerate(batch.requests):
-            rows = batch.rows_of(number)
-            own = probes[rows, : request.nprobe]
-            found = np.unique(own[(own >= 0) & damaged[own]])
-            if len(found):
-                requests.remove(request)
-                left[rows] = False
-                request.reply.fail(self._integrity.error(found.tolist()))
-
     def _search_again(self, batch: Batch) -> Sequence[Request]:
         """Queues what a batch did not answer because bytes turned out to be damaged while it scanned them, and returns
         it. Never raises."""
@@ -547,65 +527,6 @@ class Engine:
             for request in requests:
                 request.reply.fail(error)
         return queued
-
-    def _leave_out_waiting(
-        self,
-        batch: Batch,
-        requests: list[Request],
-        probes: I64,
-        list_device: npt.NDArray[np.int16],
-        left: npt.NDArray[np.bool_],
-    ) -> None:
-        """Takes those out of ``requests`` and ``left``, the batch's rows, that wait for lists on their way."""
-        # A search that waits is scanned after what stays in the batch.
-        staying_bytes = 0
-        # First those that stay in any case.
-        for may_wait, number in sorted((request.may_wait, number) for number, request in enumerate(batch.requests)):
-            request, rows = batch.requests[number], batch.rows_of(number)
-            if not left[rows].all():
-                continue
-            own = probes[rows, : request.nprobe]
-            request.may_wait = False
-            if may_wait and self._wait_for_loads.takes(request, own, list_device, staying_bytes, self.submit):
-                # At once: a failure from here on must not reach it.
-                requests.remove(request)
-                left[rows] = False
-            else:
-                staying_bytes += int(self._miss_bytes(own, list_device).sum())
-
-    def _miss_bytes(self, probes: I64, list_device: npt.NDArray[np.int16]) -> I64:
-        """Bytes that the host scans for each of (n, p) probes; 0 where a device does, or there is none."""
-        on_host = (probes >= 0) & (list_device[probes] < 0)
-        return np.where(on_host, self._work_of_probe[probes], 0)
-
-    def _limit_probes(self, batch: Batch, probes: I64, list_device: npt.NDArray[np.int16]) -> None:
-        """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
-        for number, request in enumerate(batch.requests):
-            probes[batch.rows_of(number), request.nprobe :] = -1
-        # A floor as high as what was asked for leaves nothing to lower.
-        lowerable = [r.deadline_s is not None and r.params.min_nprobe < r.nprobe for r in batch.requests]
-        if not any(lowerable):
-            return
-        miss_bytes = self._miss_bytes(probes, list_device)
-        total = int(miss_bytes.sum())
-        now = time.monotonic()
-        for number, request in enumerate(batch.requests):
-            if request.deadline_s is None or not lowerable[number]:
-                continue
-            rows = batch.rows_of(number)
-            own = miss_bytes[rows]
-            nprobe = nprobe_for_deadline(
-                own,
-                total - int(own.sum()),
-                request.deadline_s - now,
-                self._pace,
-                request.params.min_nprobe,
-                request.nprobe,
-            )
-            if nprobe < request.nprobe:
-                self._stats.add(nprobe_lowered=1)
-                total -= int(own[:, nprobe:].sum())
-                probes[rows, nprobe:] = -1
 
     def _report(self, batch: Batch, again: Sequence[Request]) -> None:
         """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine.
@@ -653,19 +574,12 @@ class Engine:
                 )
             batch.clock.note(HOST_SCAN, started)
             if not early:
-                batch.complete_part(part, *result, self._added_instead(batch, part, queries))
+                batch.complete_part(part, *result, find_instead(self._added, batch, part))
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)
             return False
         return True
-
-    def _added_instead(self, batch: Batch, part: ProbePart, queries: F32) -> tuple[F32, I64] | None:
-        """What a device, whose part this is, would have found of the rows that were added."""
-        there = batch.added_there
-        if there is None or part.device == HOST:
-            return None
-        return self._added.scan(there.added, queries, there.there(part.probes), batch.k_of_added)
 
     # Other threads
 

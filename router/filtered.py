@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.errors import HybridIndexError
 from hybridindex.index.filters.row_filter import AddedFilter, RowFilter, RowFilters
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.live.state import LiveRows
@@ -24,7 +25,7 @@ from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import ProbePart
-from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, BatchClock
+from hybridindex.router.batch.stages import COARSE, BatchClock
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.filtered_scanner import ChosenLists, FilteredScanner, Wish
 from hybridindex.types import F32, I64, SearchResult
@@ -132,7 +133,7 @@ class FilteredSearches:
             try:
                 pieces = [self._group_of(piece, live, seen) for piece in self._in_pieces(request)]
             except BaseException as error:  # noqa: BLE001 - handed to who waits
-                request.reply.fail(error)
+                _fail([request], error)
                 continue
             for made in pieces:
                 (piece,) = made.requests
@@ -151,9 +152,7 @@ class FilteredSearches:
                 if group.requests[0].deadline_s is not None:
                     group.chosen = self._limited(group, list_device)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            for group in found:
-                for request in group.requests:
-                    request.reply.fail(error)
+            _fail([request for group in found for request in group.requests], error)
             return []
         clock.note(COARSE, started)
         if damaged is not None:
@@ -256,8 +255,7 @@ class FilteredSearches:
                 self._integrity.catch_up()
                 return sum(self.answer(again, clock) for again in self.choose(group.requests, clock))
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            for request in group.requests:
-                request.reply.fail(error)
+            _fail(group.requests, error)
             return 0
         n_rows = int(group.chosen.n_rows.sum())
         n_new = sum(len(request.queries) for request in group.requests if not request.again)
@@ -340,25 +338,23 @@ class FilteredSearches:
             distances[rows], ids[rows] = scanner.compare(queries, wanted, chosen, batch.k)
         return distances, ids
 
-    def scan_added(self, groups: Sequence[Group], batch: Batch, probes: I64) -> None:
-        """Scans what was added for all queries of a batch, the groups one behind the other, or fails it. Never raises;
-        ends the scan."""
-        if batch.added_lists is None:
-            return
-        started = time.perf_counter()
-        try:
-            found = empty_topk(len(batch), batch.k, keep_max=batch.keep_max)
-            start = 0
-            for group in groups:
-                rows = slice(start, start + len(group.queries))
-                start = rows.stop
-                assert group.added is not None
-                came = self._scan_added(group.added, group.queries, probes[rows], batch.k)
-                if came is not None:
-                    found[0][rows], found[1][rows] = came
-            batch.clock.note(ADDED_SCAN, started)
-            batch.complete_added(found)
-        except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            batch.fail(error)
-        finally:
-            batch.end_scan()
+    def find_added(self, groups: Sequence[Group], batch: Batch, probes: I64) -> tuple[F32, I64]:
+        """The nearest added rows that filters leave, for all queries of a batch of ``groups``."""
+        found = empty_topk(len(batch), batch.k, keep_max=batch.keep_max)
+        start = 0
+        for group in groups:
+            rows = slice(start, start + len(group.queries))
+            start = rows.stop
+            assert group.added is not None
+            came = self._scan_added(group.added, group.queries, probes[rows], batch.k)
+            if came is not None:
+                found[0][rows], found[1][rows] = came
+        return found
+
+
+def _fail(requests: Sequence[Request], error: BaseException) -> None:
+    """Hands an error to those who wait."""
+    if not isinstance(error, HybridIndexError):
+        _log.error("a search with a filter failed", exc_info=error)
+    for request in requests:
+        request.reply.fail(error)
