@@ -25,7 +25,7 @@ from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveState
-from hybridindex.index.live.store import Coming
+from hybridindex.index.live.waiting import Coming
 from hybridindex.index.log.change import Change, no_ids, no_rows
 from hybridindex.index.source import VectorSource, check_ids_argument
 from hybridindex.processes import short_switch_interval

@@ -14,8 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -27,12 +26,13 @@ from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError, SupersededError, cannot_write
 from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
+from hybridindex.index.live.waiting import Coming, Resolve, Ticket, WaitingCalls
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
 from hybridindex.index.log.change_log import CHANGE_LOG, LogFile, LogPart, LogPlace, LogState
 from hybridindex.index.storage.generation import current_name, log_lock, log_lock_file, other_generations
 from hybridindex.index.storage.manifest import LISTS_FILE, MANIFEST_FILE, Manifest, parse_manifest
 
-__all__ = ["LOOK_AGAIN_S", "Coming", "LiveStore", "Resolve", "lineage", "log_file", "open_live"]
+__all__ = ["LOOK_AGAIN_S", "LiveStore", "lineage", "log_file", "open_live"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -43,48 +43,11 @@ LOOK_AGAIN_S = 1.0
 _REWRITE_BYTES, _REWRITE_TIMES = 64 << 20, 2
 #: About, beside what it says.
 _RECORD_BYTES = 128
-#: What a change waits for others at most: about as long as a sync takes.
-_GATHER_S = 0.001
 _NO_LOG: LogState = (0, 0, 0)
-
-#: Makes a change of what is asked for, from what is there now; None: nothing changes. And what the caller is told.
-Resolve = Callable[[LiveState], tuple[Change | None, _T]]
 
 
 class _ReplacedError(Exception):
     """Another generation is current; never leaves this module."""
-
-
-class _Ticket:
-    """One call that waits for its change."""
-
-    def __init__(self, resolve: Resolve[Any], ids: Collection[int] | None, *, sync: bool) -> None:
-        self.resolve, self.ids, self.sync = resolve, ids, sync
-        self.settled = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def settle(self, result: Any = None, error: BaseException | None = None) -> None:
-        if not self.settled:
-            self.result, self.error, self.settled = result, error, True
-
-
-class Coming:
-    """One call that prepares a change: others may wait for it, so that they share its record. A context manager."""
-
-    def __init__(self, calls: set[Coming]) -> None:
-        self._calls = calls
-
-    def __enter__(self) -> Coming:
-        self._calls.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """It comes no more: its change waits, or it failed."""
-        self._calls.discard(self)
 
 
 class LiveStore:
@@ -110,10 +73,7 @@ class LiveStore:
         #: Whether nobody but this process may write: who keeps the writer's claim says so.
         self.is_sole_writer = False
         self._renew_locks()
-        self._waiting: deque[_Ticket] = deque()
-        self._coming: set[Coming] = set()
-        #: Calls that shared the last record.
-        self._n_together = 1
+        self._calls = WaitingCalls()
         self._rows: LiveRows | None = None
         self._look_again_s = 0.0
         self._problem = ""
@@ -193,7 +153,7 @@ class LiveStore:
 
     def coming(self) -> Coming:
         """To be entered before a change is prepared, and given to :meth:`commit`."""
-        return Coming(self._coming)
+        return self._calls.coming()
 
     def commit(
         self,
@@ -216,13 +176,10 @@ class LiveStore:
             SupersededError: the generation was compacted. BuildError: it was replaced. FileError: nothing has changed.
             Whatever ``resolve`` raises.
         """
-        ticket = _Ticket(resolve, ids, sync=sync)
-        self._waiting.append(ticket)
-        if coming is not None:
-            coming.end()
+        ticket = Ticket(resolve, ids, sync=sync)
+        self._calls.put(ticket, coming)
         with self._writing:
             if not ticket.settled:
-                self._wait_for_coming()
                 self._commit_waiting()
         if isinstance(ticket.error, _ReplacedError):
             # By a compaction of this process, too, which has not told yet.
@@ -294,21 +251,8 @@ class LiveStore:
         """Whether another generation takes the changes."""
         return self._successor is not None
 
-    def _wait_for_coming(self) -> None:
-        """For moments, for changes that are being prepared, and those of callers who were answered together just now:
-        they would wait for this sync, and then for their own."""
-        until = time.perf_counter() + _GATHER_S
-        while (self._coming or len(self._waiting) < self._n_together) and time.perf_counter() < until:
-            time.sleep(_GATHER_S / 20)
-
     def _commit_waiting(self) -> None:
-        tickets: list[_Ticket] = []
-        try:
-            while True:
-                tickets.append(self._waiting.popleft())
-        except IndexError:
-            pass
-        self._n_together = len(tickets)
+        tickets = self._calls.gather()
         try:
             self._commit(tickets, sync=any(ticket.sync for ticket in tickets))
         except BaseException as error:
@@ -320,9 +264,9 @@ class LiveStore:
             if not isinstance(error, Exception):
                 raise
 
-    def _commit(self, tickets: list[_Ticket], *, sync: bool) -> None:
+    def _commit(self, tickets: list[Ticket], *, sync: bool) -> None:
         changes = list[Change]()
-        made = list[tuple[_Ticket, Any]]()
+        made = list[tuple[Ticket, Any]]()
         if self._lock_of_log is None:
             self._lock_of_log = log_lock_file(self.folder.parent)
         with log_lock(self.folder.parent, self._lock_of_log):

@@ -495,14 +495,14 @@ def test_a_call_that_fails_before_it_changes_anything_keeps_nobody_waiting(tmp_p
         for bad in ({"vectors": np.zeros((1, 3), np.float32)}, {"vectors": clustered(2), "ids": [9001, 9001]}):
             with pytest.raises(HybridIndexError):
                 index.add(**bad)
-            assert not live._coming
+            assert not live._calls.n_coming
         seen, commit = [], live._commit
         monkeypatch.setattr(
-            live, "_commit", lambda *given, **named: seen.append(len(live._coming)) or commit(*given, **named)
+            live, "_commit", lambda *given, **named: seen.append(live._calls.n_coming) or commit(*given, **named)
         )
         index.add(clustered(2))
         index.upsert(clustered(1), [5])
         index.delete([6])
         # Nobody waits for itself.
         assert seen == [0, 0, 0]
-        assert not live._coming
+        assert not live._calls.n_coming
