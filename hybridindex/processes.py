@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import iscoroutinefunction
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakSet
@@ -39,6 +41,7 @@ __all__ = [
     "keep_to_writers",
     "lock_file",
     "short_switch_interval",
+    "take_pipes",
     "usual_switch_interval",
 ]
 
@@ -57,6 +60,28 @@ class _Lock(FileLock):
     def _acquire(self) -> None:
         with filesystem.performing("lock", self.lock_file):
             super()._acquire()
+
+
+def take_pipes(niceness: int) -> tuple[FileIO, FileIO]:
+    """What a worker process begins with: it gives way to others, has its calls and answers where standard input and
+    output were, and ends at once when who started it is gone. Whatever a library prints goes to standard error."""
+    with suppress(OSError):
+        os.nice(niceness)
+    with suppress(OSError, AttributeError):
+        # Longer time slices, and never before a thread that just woke up.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
+    return calls_in, answers_out
+
+
+def _end_with(fd: int) -> None:
+    """Ends this process when the other side of ``fd`` is closed."""
+    watch = select.poll()
+    watch.register(fd, 0)  # a hang-up is always reported
+    watch.poll()
+    os._exit(1)
 
 
 def keep_to_writers(path: Path) -> int:

@@ -7,14 +7,11 @@ process is gone.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import sys
-import threading
 from dataclasses import replace
-from io import FileIO
 from typing import TYPE_CHECKING, Any
+
+from hybridindex.processes import take_pipes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,25 +87,9 @@ class _Calls:
         return weigh_plan(self._plan, served, bandwidth_share, room_bytes)
 
 
-def _end_with(fd: int) -> None:
-    """Ends this process when the other side of ``fd`` is closed."""
-    watch = select.poll()
-    watch.register(fd, 0)  # a hang-up is always reported
-    watch.poll()
-    os._exit(1)
-
-
 def main() -> None:
     """Serves calls until standard input ends."""
-    with contextlib.suppress(OSError):
-        os.nice(int(sys.argv[1]))
-    with contextlib.suppress(OSError, AttributeError):
-        # Longer time slices, and never before a thread that just woke up.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
-    # Whatever a library prints goes to standard error, not between the frames.
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
+    calls_in, answers_out = take_pipes(int(sys.argv[1]))
 
     from hybridindex.refresh.pipe_codec import read_frame, write_frame
     from hybridindex.refresh.planner import CODEC

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
 import struct
 import sys
-import threading
 from collections.abc import Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hybridindex.processes import take_pipes
 
 if TYPE_CHECKING:
     from hybridindex.rag.retriever import Embedder
@@ -133,27 +132,9 @@ def _said(error: Exception) -> dict[str, Any]:
     return {"error": "failed", "text": f"{type(error).__name__}: {error}"}
 
 
-def _end_with(fd: int) -> None:
-    """Ends this process when the other side of ``fd`` is closed."""
-    watch = select.poll()
-    watch.register(fd, 0)  # a hang-up is always reported
-    watch.poll()
-    os._exit(1)
-
-
 def main() -> None:
     """Serves calls until standard input ends."""
-    from io import FileIO
-
-    with contextlib.suppress(OSError):
-        os.nice(int(sys.argv[1]))
-    with contextlib.suppress(OSError, AttributeError):
-        # Longer time slices, and never before a thread that just woke up.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
-    # Whatever a library prints goes to standard error, not between the frames.
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
+    calls_in, answers_out = take_pipes(int(sys.argv[1]))
     calls = _Calls()
     while (frame := read_frame(calls_in)) is not None:
         more = b""
