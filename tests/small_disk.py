@@ -18,7 +18,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system")
+        pytest.skip("a file system that is really full has to be mounted, and this user may not mount")
     try:
         yield folder
     finally:

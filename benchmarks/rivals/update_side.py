@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +32,7 @@ M, EF_CONSTRUCTION = 16, 100
 _LOAD = 5_000
 
 
-class System:
+class System(ABC):
     """From one thread, but for what :meth:`client` makes."""
 
     #: How rows become durable.
@@ -49,28 +50,29 @@ class System:
         order = np.arange(start, end) % len(self.vectors)
         return np.ascontiguousarray(self.vectors[order])
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - some need nothing
         """Writes what :meth:`open` opens, in ``folder``."""
 
+    @abstractmethod
     def open(self) -> None:
-        raise NotImplementedError
+        """Opens what :meth:`prepare` wrote."""
 
+    @abstractmethod
     def add(self, start: int, end: int) -> None:
         """The rows of these ids."""
-        raise NotImplementedError
 
     def client(self) -> Callable[[int], None]:
         """What a thread of its own adds one row with, by its id."""
         return lambda row: self.add(row, row + 1)
 
-    def maintain(self) -> None:
+    def maintain(self) -> None:  # noqa: B027 - some have none
         """What keeps searches as fast as they were, after a row."""
 
     def pending(self) -> int:
         """Rows that no list and no graph has yet."""
         return 0
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - some need nothing
         pass
 
 

@@ -114,7 +114,7 @@ def test_a_missing_device_is_named(index, queries, order):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the copies of a real GPU are timed; there is none")
 def test_gpu_copies_are_timed_pinned_and_not(index, queries, order):
     timing = timed(index, "cuda:0", queries, order)
     assert {t.pinned for t in timing.transfers} == {True, False}

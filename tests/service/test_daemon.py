@@ -343,7 +343,7 @@ def test_keys_over_tcp(launcher, index_path, tmp_path, queries):
 def certificate(folder):
     """A new certificate for 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
+        pytest.skip("no openssl here, and nothing else of ours can make a certificate")
     cert, private = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",

@@ -130,7 +130,7 @@ def scanner(pair, index, monkeypatch):
         return
     kind, _, device = name.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("of a real GPU, and there is none; the same runs on the stand-in")
     if kind == "triton":
         require_triton(device)
         if device == "cpu":

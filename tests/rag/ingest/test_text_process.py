@@ -66,7 +66,7 @@ def test_the_demos_embedder_with_its_tokens():
     """The real one, where its wheel is."""
     cache = Path(os.environ.get("HYBRIDINDEX_CACHE", ROOT / "build/cache")) / "downloads" / "wheels"
     if not list(cache.glob("wordllama-*.whl")):
-        pytest.skip("the demo's weights are not on this machine")
+        pytest.skip("the demo's weights (19 MB) are not here: make demo fetches them, tests do not")
     here = load_embedder(cache, fetch=False)
     with TextProcess(EMBEDDER, EmbedderOptions(wheel_folder=cache)) as process:
         assert process.has_tokens

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridindex.client import Client, RetryPolicy
 from hybridindex.config import RouterConfig
 from hybridindex.rag.collection import Collection
 from hybridindex.rag.ingest import Reading, find_sources, update
@@ -26,6 +27,10 @@ class Toy:
 
     def embed(self, texts, /):
         return vectors_of(texts)
+
+
+FIRST = ["# One\n\nfirst words here", "# Two\n\nsecond words here", "a text of few words"]
+ONE = {"source": "x", "text": "words"}
 
 
 @pytest.fixture
@@ -88,3 +93,22 @@ def texts(path: Path) -> Callable[[], list[str]]:
             return sorted(item.text for item in items)
 
     return found
+
+
+@pytest.fixture
+def client_of():
+    def of(port, **options):
+        return Client(f"http://127.0.0.1:{port}", retry=RetryPolicy(attempts=1), **options)
+
+    return of
+
+
+def ask_metrics(port):
+    import httpx
+
+    return httpx.get(f"http://127.0.0.1:{port}/metrics").text
+
+
+def asked_of(double):
+    """Texts that were embedded; the probe of a new process is none."""
+    return [text for body, _ in double.embeddings for text in body["input"] if text != "text"]

@@ -68,7 +68,7 @@ def test_kinds_that_no_gpu_holds_are_named(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu_tier(index):
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("of a real GPU, and there is none")
     if reason := gpu_unsupported(index):
         pytest.skip(reason)
     tier = ShardTier(index, "cuda:0", 0, budget_bytes=64 << 20, wanted_bytes=0)
