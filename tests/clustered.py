@@ -27,6 +27,12 @@ def clustered(n: int, dim: int = DIM, *, n_centers: int = 60, seed: int = 0, off
     return (centers[chosen] + 0.6 * rng.standard_normal((n, dim)) + offset).astype(np.float32)
 
 
+def share_of_ids(share: float, seed: int = 0, n: int = 3000) -> I64:
+    """About so many of the ids of :func:`small_index`, at random."""
+    chosen: I64 = np.flatnonzero(np.random.default_rng(seed).random(n) < share)
+    return chosen
+
+
 def small_index(
     path: Path,
     *,

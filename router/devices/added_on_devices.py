@@ -36,7 +36,7 @@ class AddedOnDevices:
         #: Copying now, by device.
         self._copying: dict[int, Future[int]] = {}
         self._look_again_s = 0.0
-        #: What was looked at last: rows, and version of the residency; and whether all of it is there.
+        #: What was looked at last: rows, and version of the residency.
         self._seen: tuple[AddedLists | None, int] = (None, -1)
         #: The last answer of :meth:`_lists`, and what it was for.
         self._known: tuple[tuple[object, ...], npt.NDArray[np.bool_]] | None = None

@@ -14,7 +14,7 @@ from hybridindex.errors import DamagedListsError, InvalidInputError, RouterClose
 from hybridindex.index.filters.write_attributes import write_attributes
 from hybridindex.router import Router
 from hybridindex.tiers.host import filtered_scanner
-from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
 from tests.coded import with_codes
 from tests.oracle import TOLERANCE, candidate_distances
 from tests.router.code_searches import differences
@@ -43,10 +43,6 @@ def router(request, tmp_path_factory):
 def index(tmp_path_factory):
     with small_index(tmp_path_factory.mktemp("idx") / "i") as index:
         yield index
-
-
-def share_of_ids(share, seed=0):
-    return np.flatnonzero(np.random.default_rng(seed).random(N) < share)
 
 
 def check_exact(index, queries, k, result, allowed):

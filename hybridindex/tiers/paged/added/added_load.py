@@ -19,7 +19,6 @@ __all__ = ["ADDED_PAGES", "AddedLoad"]
 
 #: That a device may have for them at least, however small the index is.
 ADDED_PAGES = 256
-
 #: Of the pages, those that added rows may take: lists come first.
 _MOST_PAGES = 1 / 4
 
@@ -91,7 +90,6 @@ class AddedLoad:
         mine = residency.list_device == self._ordinal
         here = self._residency.list_device[: len(added.sizes)] == self._ordinal
         current = held.current(added)
-        # Of another router's writer, or after one, these may be newer: they stay.
         gone = mine & ~(here & current)
         self._pages.drop(np.flatnonzero(gone))
         there = np.where(mine & ~gone, held.rows, 0)
