@@ -163,6 +163,10 @@ class ListRefs:
         )
         return self._give_up(room.lists)
 
+    def evict(self, lists: I64) -> list[int]:
+        """The cached ones among ``lists``; they are given up."""
+        return self._give_up(lists[self._cached[lists]])
+
     def _kept(self) -> Mask:
         kept = self._pinned.copy()
         kept[list(self._sessions)] = True

@@ -201,6 +201,12 @@ class Lookahead:
         with self._lock:
             return self._refs.wanted()
 
+    def evict(self, lists: I64) -> None:
+        """Drops the cached ones among ``lists``, and waits until their pages are free."""
+        with self._lock:
+            drops = self._drop_evicted(self._refs.evict(lists))
+        self._wait_for_pages(drops)
+
     def room_for_plan(self, tier: DeviceTier) -> int:
         """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""
         with self._lock:
@@ -478,6 +484,9 @@ class Lookahead:
 
     def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
         drops = self._refs.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)
+        return self._drop_evicted(drops)
+
+    def _drop_evicted(self, drops: list[int]) -> list[int]:
         self._drop(drops)
         self._stats.add(cache_evicted_lists=len(drops))
         return drops

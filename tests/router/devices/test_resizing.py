@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -74,10 +75,11 @@ def test_every_list_of_every_plan_is_there_while_searches_go_on(index):
                 plan = plan_of(index, share)
                 router.apply_plan(plan)
                 before = len(done)
-                for _ in range(3):
+                # Sessions may have the pages of some of its lists now, and others the next moment.
+                ends = time.monotonic() + WAIT_S
+                while router.stats().unplaced_lists and not problems and time.monotonic() < ends:
                     router._placement.complete()
                 assert resident(router) >= set(plan.resident_lists.tolist())
-                assert router.stats().unplaced_lists == 0
                 while len(done) < before + 3 and not problems:
                     stop.wait(0.01)
         finally:
@@ -104,6 +106,26 @@ def test_what_stays_is_not_moved(index):
         assert all(router.residency.holds(i, 0, before.list_pages[i]) for i in kept.tolist())
         assert tier.moved_bytes == n_pages * PAGE
         assert tier.arena.nbytes == moved
+
+
+def test_what_is_only_cached_does_not_keep_memory(index):
+    """Sessions hold more than the lookahead's pages while a plan wants what one of them brought."""
+    hottest = np.argsort(-index.list_sizes, kind="stable")
+    wanted_later, others = hottest[8], hottest[-3:]
+    with Router(index, plan=plan_of(index, 0.1), devices=["cpu"], lookahead_bytes=2 * PAGE) as router:
+        [tier] = router.devices
+        with router.session() as first, router.session() as second:
+            first.lookahead(index.centroids[[wanted_later]], nprobe=1).result(WAIT_S)
+            router.apply_plan(plan_of(index, 0.6))
+            second.lookahead(index.centroids[others], nprobe=1).result(WAIT_S)
+            router.apply_plan(plan_of(index, 0.1))
+        assert router._residency.wait_reclaimed(router.residency.version, WAIT_S)
+        assert wanted_later in resident(router) and resident(router) & set(others.tolist())
+        before = tier.arena.pages.n_pages
+        router._placement.complete()
+        assert tier.arena.pages.n_pages == pages_of(index, router.plan) + 2 < before
+        assert router.stats().cache_evicted_lists >= 1
+        router.check_invariants()
 
 
 def test_the_configured_budget_is_the_most(index):
