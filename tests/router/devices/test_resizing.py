@@ -120,7 +120,8 @@ def test_what_is_only_cached_does_not_keep_memory(index):
             second.lookahead(index.centroids[others], nprobe=1).result(WAIT_S)
             router.apply_plan(plan_of(index, 0.1))
         assert router._residency.wait_reclaimed(router.residency.version, WAIT_S)
-        assert wanted_later in resident(router) and resident(router) & set(others.tolist())
+        assert wanted_later in resident(router)
+        assert resident(router) & set(others.tolist())
         before = tier.arena.pages.n_pages
         router._placement.complete()
         assert tier.arena.pages.n_pages == pages_of(index, router.plan) + 2 < before
