@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -64,8 +65,10 @@ class Index:
 
     def __init__(self, ivf: IVFIndex, *, write: bool = False, durability: Durability = "synced") -> None:
         from hybridindex.index.changes.writer import IndexWriter
+        from hybridindex.plans.following import Following
 
         self._writer = IndexWriter(ivf, durability=durability, on_compaction=self._take_over_profiles)
+        self._following = Following(self._writer, self._profiles)
         if write:
             self._writer.keep()
 
@@ -74,7 +77,7 @@ class Index:
     @property
     def ivf(self) -> IVFIndex:
         """The index proper: lists, centroids, codec (:class:`hybridindex.index.ivf.IVFIndex`); another one after each
-        compaction. What was opened before goes on with the one that it has, and sees all changes."""
+        compaction."""
         return self._writer.newest
 
     @property
@@ -365,6 +368,7 @@ class Index:
         *,
         config: RouterConfig | None = None,
         llm: LLMProfile | None = None,
+        follow: bool = True,
         **settings: Unpack[RouterOptions],
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index.
@@ -374,6 +378,8 @@ class Index:
             devices: "cuda:N", or "cpu" for the stand-in device in RAM; default the configuration's.
             config: default :class:`hybridindex.config.RouterConfig`'s own.
             llm: whose measured step times are the windows of lookahead; None: the plan's.
+            follow: when the index was compacted, here or by another process, the router serves the new generation, by
+                a plan for the same request. False: it keeps the one that it has, and sees all changes.
             settings: fields of ``config``, which they and ``devices`` override.
         """
         from hybridindex.router.router import Router
@@ -397,6 +403,8 @@ class Index:
                 router.config.rows,
                 "with" if plan.request.row_cache_bytes is None else "without",
             )
+        if follow:
+            self._following.add(router)
         return router
 
     def search(self, queries: Any, k: int = 10, nprobe: int | None = None) -> SearchResult:
@@ -410,7 +418,7 @@ class Index:
         Raises:
             InvalidInputError: names the argument.
         """
-        with self.router(devices=(), warm_bytes=0, scrub_bytes_per_s=0) as router:
+        with self.router(devices=(), warm_bytes=0, scrub_bytes_per_s=0, follow=False) as router:
             return router.search(queries, k, nprobe)
 
     def save(self, path: str | Path, *, plans: bool = True, **options: Any) -> Index:
@@ -530,7 +538,7 @@ class Index:
     def compact(self, progress: Progress | None = None) -> bool:
         """Writes the lists anew, with what was added and without what was deleted: long lists are split, short ones
         dissolved, and rows move to the list that is nearest now. Searches and changes go on. An index that is open for
-        writing does it by itself; this does it now.
+        writing does it by itself; this does it now, and returns when open routers of this index serve the new lists.
 
         Args:
             progress: see :data:`Progress`.
@@ -542,15 +550,21 @@ class Index:
             UnsupportedIndexError, CorruptIndexError, BuildError: see
                 :func:`hybridindex.index.changes.compact.compact`. Everything stays as it was.
         """
-        return self._writer.compact(progress) is not None
+        done = self._writer.compact(progress) is not None
+        self._following.look()
+        return done
 
     def _take_over_profiles(self, ivf: IVFIndex) -> None:
         """After a compaction: lists have heirs."""
         from hybridindex.plans.inherit import try_to_inherit
 
-        if filesystem.exists(self.path / STORE_FILE):
-            with self.store(required=False) as store:
+        with self._profiles() as store:
+            if store is not None:
                 try_to_inherit(ivf, store)
+
+    def _profiles(self) -> AbstractContextManager[ControlStore | None]:
+        """The control store beside the index, where there is one."""
+        return self.store(required=False) if filesystem.exists(self.path / STORE_FILE) else nullcontext()
 
     @property
     def n_added(self) -> int:
@@ -627,6 +641,7 @@ class Index:
 
     def close(self) -> None:
         """Unmaps the lists, and ends maintenance. Closing twice is harmless."""
+        self._following.close()
         self._writer.close()
 
     def __enter__(self) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridindex.config import MAX_BATCH_QUERIES, MAX_K, RouterConfig
 from hybridindex.errors import InvalidInputError, ProfileMismatchError, UnsupportedIndexError
@@ -121,6 +121,22 @@ def choose_precision(index: IVFIndex, config: RouterConfig, planned: str | None 
         if not asked and (reason := index.rabitq.spec.hardly_pays(index.nprobe)):
             return rows(f"the index has codes, but {reason}")
     return rows(index.rabitq_problem) if index.load_codes() is None else codes()
+
+
+def without_devices(config: RouterConfig, index: IVFIndex, planned: str | None) -> RouterConfig:
+    """``config`` for a host that stands in for devices and scans what they would, so that answers stay the same.
+
+    Args:
+        planned: the fingerprint that the plan was made for; None: there is none.
+    """
+    config = replace(config, devices=(), device_budget_bytes=None, pin_host_lists=0)
+    if planned is None or config.precision != "auto":
+        return config
+    if planned == index.fingerprint:
+        return replace(config, precision="rows")
+    if index.rabitq is not None and planned == index.by_codes().fingerprint:
+        return replace(config, precision="codes", host_scanner="auto")
+    return config
 
 
 class CandidateCount:

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,36 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
-from hybridindex.errors import InvalidInputError, RouterError
-from hybridindex.index.filters.row_filter import RowFilter, RowFilters
+from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.warm import available_bytes, warm_lists
+from hybridindex.index.warm import Warmed
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
-from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import RouterStats, StatsCounter
-from hybridindex.router.devices.good_copies import GoodCopies
-from hybridindex.router.devices.opening import TierOpening, wanted_devices
-from hybridindex.router.devices.placement import Placement
-from hybridindex.router.devices.recovery import Recovery
-from hybridindex.router.devices.scrub import Scrub, ScrubReport
+from hybridindex.router.devices.opening import wanted_devices
+from hybridindex.router.devices.scrub import ScrubReport
 from hybridindex.router.devices.usage import ArenaUse, arena_use
-from hybridindex.router.engine import Engine
-from hybridindex.router.lookahead.hotness import HotnessPolicy
-from hybridindex.router.lookahead.prefetch import Lookahead
-from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.router.lookahead.windows import Windows
-from hybridindex.router.precision import CandidateCount, choose_precision
-from hybridindex.router.searcher import Searcher
+from hybridindex.router.precision import without_devices
+from hybridindex.router.served import Served, on_served
 from hybridindex.router.session import Session, SessionBudgets
 from hybridindex.tiers.contract.copy_queue import check_share
-from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import PageOwner, Tier
-from hybridindex.tiers.host.rehearsal import rehearse
-from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.contract.tier import Tier
 from hybridindex.types import I64, LLMProfile, SearchResult
 
 if TYPE_CHECKING:
@@ -92,91 +81,29 @@ class Router(OfOneProcess):
         self.config = config = (config or RouterConfig()).updated(settings)
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
-        self._precision = precision = choose_precision(index, config, None if plan is None else plan.index_fingerprint)
-        if plan is not None:
-            precision.check_plan(plan.index_fingerprint)
-        #: As searches see it.
-        self._index = index = precision.index
-        self._candidates = None
-        if precision.codes is not None:
-            self._candidates = CandidateCount(precision.codes.spec, config.candidates)
         self._windows = Windows(config.window_ms, llm, pinned=config.pin_host_lists > 0)
-        self._opening = opening = TierOpening(index, plan, config, self._windows)
-        #: What of the lists was read into memory.
-        self.warmed = warm_lists(
-            index.rows,
-            _most_warm_bytes(config),
-            None if plan is None else _hottest_first(plan),
-        )
-        # The constants that serve several users best: docs/lookahead.md.
-        cache = HotnessPolicy(decay_factor=1.1, cache_fraction=config.cache_fraction) if config.cache_fraction else None
         self._stats = StatsCounter()
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
-        self._tiers: list[Tier] = []
-        owners: list[PageOwner] = []
-        # A method would let the store keep a closed router, and its arenas, alive.
-        self._residency = ResidencyStore(index.n_pieces, lambda device, pages: owners[device].free(pages))
-        self._host = precision.open_scanner(config)
-        self._close_lock = threading.Lock()
-        with ExitStack() as undo:
-            undo.callback(self._host.close)
-            rehearse(index, self._host, self.warmed.lists)
-            for ordinal in range(len(config.devices)):
-                self._tiers.append(opening.open(ordinal))
-                undo.callback(self._tiers[-1].close)
-                owners.append(self._tiers[-1].pages)
-            paged = [tier for tier in self._tiers if isinstance(tier, DeviceTier)] if opening.moves_single_lists else []
-            self._parts = parts = RouterParts(
-                index=index,
-                host=self._host,
-                tiers=self._tiers,
-                paged=paged,
-                residency=self._residency,
-                stats=self._stats,
-                device_list_bytes=opening.list_bytes,
-            )
-            self._wait_for_loads = WaitForLoads(parts)
-            undo.callback(self._wait_for_loads.close)
-            self._lookahead = Lookahead(parts, cache, self._wait_for_loads, config.lookahead_queue_bytes)
-            undo.callback(self._lookahead.close)
-            self._placement = Placement(plan, parts, self._lookahead, opening, config)
-            filters = RowFilters(index)
-            self._engine = Engine(parts, self._wait_for_loads, config, filters, self.on_batch)
-            undo.pop_all()
-        self._searcher = Searcher(
-            index,
-            self._engine,
-            self._placement,
-            self._wait_for_loads,
-            wait_for_lists=config.wait_for_lists,
-            candidates=self._candidates,
-            filters=filters,
-        )
-        if index.rabitq is not None:
+        #: Of generations that were served.
+        self._earlier: set[str] = set()
+        #: Lists of the one that had most.
+        self._most_nprobe = 0
+        self._following = threading.Lock()
+        #: No other generation or plan begins.
+        self._ending = False
+        self._served = self._open(index, plan, config)
+        #: Beside it, while another one takes its place.
+        self._others: tuple[Served, ...] = ()
+        if self._served.index.rabitq is not None:
             _log.info("%s is searched by %s", index.path, self.precision)
-        copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
-        self._scrub = Scrub(index, copies, config.scrub_bytes_per_s)
-        self._recovery = Recovery(self._tiers, self._restore, self._complete, self._engine.health.trial)
-        try:
-            if plan is not None and self._tiers:
-                self._placement.apply(plan)
-            else:
-                self._placement.pin_host_lists()
-        except BaseException:
-            self.close()
-            raise
+        self._served.start()
+
+    def _open(self, index: IVFIndex, plan: Plan | None, config: RouterConfig) -> Served:
+        self._most_nprobe = max(self._most_nprobe, index.nlist)
+        return Served(index, plan, config, self._windows, self._stats, self.on_batch, self._earlier, self._most_nprobe)
 
     # Devices and placement
-
-    def _restore(self, tier: Tier) -> None:
-        self._stats.add(device_recoveries=1)
-        self._engine.added_on_devices.forget(tier.ordinal)
-        self._placement.restore(tier)
-
-    def _complete(self) -> None:
-        self._lookahead.look_again()
-        self._placement.complete()
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
@@ -196,14 +123,15 @@ class Router(OfOneProcess):
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
         self._refuse_own_threads("apply_plan")
+        served = self._served
         check_share(bandwidth_share)
-        self._precision.check_plan(plan.index_fingerprint)
-        if plan.n_devices != len(self._tiers):
-            raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
+        served.precision.check_plan(plan.index_fingerprint)
+        if plan.n_devices != len(served.tiers):
+            raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(served.tiers)}")
         refuse_infeasible(plan, force=force)
         # Their pages would keep an arena from shrinking. They come again.
-        self._engine.added_on_devices.clear()
-        self._placement.apply(plan, bandwidth_share)
+        served.engine.added_on_devices.clear()
+        served.placement.apply(plan, bandwidth_share)
 
     def set_device_budget(self, budgets: Sequence[int]) -> None:
         """Other ``device_budget_bytes`` than were configured: bytes of each device, which arenas keep to from the next
@@ -215,7 +143,7 @@ class Router(OfOneProcess):
         if self.config.device_budget_bytes is None:
             raise InvalidInputError("device_budget_bytes is None: each plan's own budget counts")
         self.config = self.config.updated({"device_budget_bytes": tuple(budgets)})
-        self._opening.set_budgets(tuple(budgets))
+        self._served.opening.set_budgets(tuple(budgets))
 
     def settle(self) -> None:
         """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.
@@ -223,7 +151,61 @@ class Router(OfOneProcess):
         Returns at once, from any thread: for an owner who is about to close, and does not want to wait for hours where
         the change was given a small share of the time.
         """
-        self._placement.settle()
+        self._ending = True
+        for served in (self._served, *self._others):
+            served.placement.settle()
+
+    # Generations
+
+    @property
+    def index(self) -> IVFIndex:
+        """What searches scan: a generation of the index, its rows or its codes."""
+        return self._served.index
+
+    def follow(self, index: IVFIndex, plan: Plan | None = None) -> None:
+        """Serves another generation of the index from now on. Searches that are under way are answered by the one in
+        which they began. Sessions go on, without the lists that lookahead brought; filters stay valid; a search that
+        asks for more lists than there are now probes all. Devices have memory for one generation: the host serves while
+        they change. Returns when their lists are there.
+
+        Args:
+            index: open; its owner closes it after the router.
+            plan: what to keep on the devices.
+
+        Raises:
+            InvalidInputError: queries of one generation are none of the other. RouterClosedError: after :meth:`settle`
+            or :meth:`close`. And as :class:`Router`: then the generation before serves on; or the host serves the new
+            one, where devices were given back already. The call may be repeated.
+        """
+        self._refuse_own_threads("follow")
+        for name in ("dim", "metric"):
+            if (was := getattr(self.index, name)) != (now := getattr(index, name)):
+                raise InvalidInputError(f"{name} of the other generation is {now}; this router answers {was}")
+        with self._following:
+            if self._served.tiers:
+                planned = None if plan is None else plan.index_fingerprint
+                self._replace(index, plan, without_devices(self.config, index, planned))
+            self._replace(index, plan, self.config)
+            _log.info("generation %d of %s serves", index.generation, index.path)
+
+    def _replace(self, index: IVFIndex, plan: Plan | None, config: RouterConfig) -> None:
+        before = self._served
+        self._earlier.add(before.index.rows.fingerprint)
+        served = self._open(index, plan, config)
+        try:
+            self._others = (before, served)
+            if self._ending:
+                served.close()
+                raise RouterClosedError("the router is closed, or about to be")
+            served.start()
+            self._served = served
+            before.close()
+        finally:
+            self._others = ()
+
+    def _refuse_own_threads(self, what: str) -> None:
+        for served in (self._served, *self._others):
+            served.refuse_own_threads(what)
 
     # Search
 
@@ -273,7 +255,7 @@ class Router(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        return self._searcher.search(queries, params)
+        return on_served(self._current, lambda served: served.searcher.search(queries, params))
 
     async def asearch(
         self,
@@ -302,9 +284,13 @@ class Router(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        reply = LoopReply(self._searcher.mailboxes.of_running_loop())
-        self._searcher.submit(reply, queries, params, on_batch=on_batch)
-        return await reply.future
+
+        def submitted(served: Served) -> LoopReply:
+            reply = LoopReply(served.searcher.mailboxes.of_running_loop())
+            served.searcher.submit(reply, queries, params, on_batch=on_batch)
+            return reply
+
+        return await on_served(self._current, submitted).future
 
     def submit(
         self,
@@ -339,9 +325,16 @@ class Router(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        reply = FutureReply()
-        self._searcher.submit(reply, queries, params, on_probes=on_probes, on_batch=on_batch)
-        return reply.future
+
+        def submitted(served: Served) -> FutureReply:
+            reply = FutureReply()
+            served.searcher.submit(reply, queries, params, on_probes=on_probes, on_batch=on_batch)
+            return reply
+
+        return on_served(self._current, submitted).future
+
+    def _current(self) -> Served:
+        return self._served
 
     def filter(self, *, allow_ids: Any = None, deny_ids: Any = None, where: str | None = None) -> RowFilter:
         """A filter for many searches, which then pay for no look-up of its ids.
@@ -355,7 +348,7 @@ class Router(OfOneProcess):
             InvalidInputError: they are no integers, or the condition is none.
             MissingDependencyError: what reads attributes is not installed.
         """
-        return self._searcher.filter(SearchParams(allow_ids=allow_ids, deny_ids=deny_ids, where=where))
+        return self._served.searcher.filter(SearchParams(allow_ids=allow_ids, deny_ids=deny_ids, where=where))
 
     def width(self, k: int, nprobe: int | None, candidates: int | None = None) -> int:
         """Entries of the largest array that each query of such a search takes; callers with many queries divide them by
@@ -364,25 +357,17 @@ class Router(OfOneProcess):
         Raises:
             InvalidInputError: there are fewer candidates than ``k``.
         """
-        return self._searcher.width(k, nprobe, candidates)
+        return self._served.searcher.width(k, nprobe, candidates)
 
     @property
     def dim(self) -> int:
         """Dimensions of queries."""
-        return self._index.dim
+        return self._served.index.dim
 
     @property
     def nprobe(self) -> int:
         """Lists probed when a call does not say."""
-        return self._searcher.nprobe
-
-    def _refuse_own_threads(self, what: str) -> None:
-        """Also those that move lists."""
-        self._searcher.refuse_own_threads(what)
-        own = self._lookahead.owns_current_thread() or self._recovery.owns_current_thread()
-        own = own or self._scrub.owns_current_thread()
-        if own or any(tier.owns_current_thread() for tier in self._tiers):
-            raise RouterError(f"{what} was called from a callback on the router's own thread and would wait for itself")
+        return self._served.searcher.nprobe
 
     # Damage
 
@@ -393,13 +378,14 @@ class Router(OfOneProcess):
             RouterClosedError: after :meth:`close`.
         """
         self._refuse_own_threads("scrub")
-        self._searcher.refuse_closed()
-        return self._scrub.check()
+        served = self._served
+        served.searcher.refuse_closed()
+        return served.scrub.check()
 
     @property
     def damage(self) -> ScrubReport:
         """Which lists are damaged, as far as it was seen."""
-        return self._scrub.report
+        return self._served.scrub.report
 
     # Sessions
 
@@ -428,7 +414,7 @@ class Router(OfOneProcess):
             ProfileError: a window, and the plan's profile timed no copies.
             RouterClosedError: after :meth:`close`.
         """
-        self._searcher.refuse_closed()
+        on_served(self._current, lambda served: served.searcher.refuse_closed())
         plan, share = self.plan, self._share_bytes()
         given = {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms, "step": step}
         if len(said := [name for name, value in given.items() if value is not None]) > 1:
@@ -444,11 +430,11 @@ class Router(OfOneProcess):
                 each = self._windows.nbytes(plan, default_ms, share)
         budget = check_bytes("lookahead_bytes", lookahead_bytes)
         budgets = SessionBudgets(in_all=budget, each=budget if each is None else each, in_window=self._window_bytes)
-        return Session(self._searcher, self._lookahead, self._parts, budgets, owner)
+        return Session(self._current, budgets, owner)
 
     def drop_lookaheads(self) -> None:
         """Gives up the lookaheads that wait: their futures are done, and they count as dropped."""
-        self._lookahead.drop_waiting()
+        self._served.lookahead.drop_waiting()
 
     @property
     def window_ms(self) -> float | None:
@@ -458,7 +444,8 @@ class Router(OfOneProcess):
     def _share_bytes(self) -> int:
         """What the roomiest arena has for sessions."""
         plan = self.plan
-        return max((self._opening.lookahead_bytes(plan, tier.ordinal) for tier in self._parts.paged), default=0)
+        served = self._served
+        return max((served.opening.lookahead_bytes(plan, tier.ordinal) for tier in served.parts.paged), default=0)
 
     def _window_bytes(self, window_ms: float | None, step: str | None) -> int:
         """What to move in a window, or during a step."""
@@ -472,76 +459,87 @@ class Router(OfOneProcess):
     @property
     def residency(self) -> Residency:
         """The current snapshot: where what is scanned of each list lies, rows or codes."""
-        current = self._residency.current
-        return current if self._index.n_pieces == self._index.nlist else current.part(0, self._index.nlist)
+        served = self._served
+        current, nlist = served.residency.current, served.index.nlist
+        return current if served.index.n_pieces == nlist else current.part(0, nlist)
 
     @property
     def row_residency(self) -> Residency | None:
         """Where devices hold the rows of lists beside codes, now; None where rows are scanned."""
-        nlist = self._index.nlist
-        return None if self._index.n_pieces == nlist else self._residency.current.part(nlist, nlist)
+        served = self._served
+        nlist = served.index.nlist
+        return None if served.index.n_pieces == nlist else served.residency.current.part(nlist, nlist)
 
     @property
     def piece_device(self) -> npt.NDArray[np.int16]:
         """(nlist,) int16 device of each list now, -1 = host; where codes are scanned (2 nlist,): their rows follow."""
-        return self._residency.current.list_device
+        return self._served.residency.current.list_device
 
     @property
     def devices(self) -> tuple[Tier, ...]:
-        return tuple(self._tiers)
+        return tuple(self._served.tiers)
+
+    @property
+    def warmed(self) -> Warmed:
+        """What of the lists was read into memory."""
+        return self._served.warmed
 
     @property
     def index_fingerprint(self) -> str:
         """Of what searches scan, the index's rows or its codes: plans must be of this."""
-        return self._index.fingerprint
+        return self._served.index.fingerprint
 
     @property
     def host_scanner(self) -> str:
         """What scans on the host: "native" or "faiss" rows, "rabitq" codes."""
-        return self._host.name
+        return self._served.host.name
 
     @property
     def precision(self) -> str:
         """What searches scan: "codes: …" with the candidates of a search of 10, or "rows", and why where the index has
         codes."""
-        if self._candidates is not None:
-            return self._candidates.describe(10, self.nprobe)
-        return f"rows: {self._precision.why}" if self._precision.why else "rows"
+        served = self._served
+        if served.candidates is not None:
+            return served.candidates.describe(10, served.searcher.nprobe)
+        return f"rows: {served.precision.why}" if served.precision.why else "rows"
 
     @property
     def bits(self) -> int | None:
         """Of a dimension, of the codes that searches scan; None: they scan rows."""
-        return None if self._precision.codes is None else self._precision.codes.spec.bits
+        codes = self._served.precision.codes
+        return None if codes is None else codes.spec.bits
 
     @property
     def candidates(self) -> int | None:
         """Rows that a search of 10 by codes compares exactly; None: searches scan rows."""
-        return None if self._candidates is None else self._candidates.usual(10, self.nprobe)
+        served = self._served
+        return None if served.candidates is None else served.candidates.usual(10, served.searcher.nprobe)
 
     @property
     def plan(self) -> Plan | None:
-        return self._placement.plan
+        return self._served.placement.plan
 
     @property
     def page_locked_lists(self) -> I64:
         """(m,) int64 lists that page-locked host memory holds now: copies of them to a device are faster."""
-        return self._opening.host_lists.list_ids()
+        return self._served.opening.host_lists.list_ids()
 
     def stats(self) -> RouterStats:
+        served = self._served
         read = replace(
             self._stats.read(),
-            cached_lists=self._lookahead.n_cached,
-            lookahead_waiting_bytes=self._lookahead.waiting_bytes,
-            device_failures=sum(tier.n_failures for tier in self._tiers),
-            pinned_host_bytes=self._opening.host_lists.nbytes,
+            cached_lists=served.lookahead.n_cached,
+            lookahead_waiting_bytes=served.lookahead.waiting_bytes,
+            device_failures=sum(tier.n_failures for tier in served.tiers),
+            pinned_host_bytes=served.opening.host_lists.nbytes,
             precision=self.precision,
         )
-        plan = self.plan
-        if plan is None or not self._tiers:
+        plan, index = served.placement.plan, served.index
+        if plan is None or not served.tiers:
             return read
-        wanted = (wanted_devices(plan, self._index) >= 0) & (self._index.piece_bytes > 0)
-        missing = wanted & (self._residency.current.list_device < 0)
-        return replace(read, unplaced_lists=len(np.unique(np.flatnonzero(missing) % self._index.nlist)))
+        wanted = (wanted_devices(plan, index) >= 0) & (index.piece_bytes > 0)
+        missing = wanted & (served.residency.current.list_device < 0)
+        return replace(read, unplaced_lists=len(np.unique(np.flatnonzero(missing) % index.nlist)))
 
     def forget_load(self) -> None:
         """Counts searches from now on alone: those of a warm-up are no load."""
@@ -549,22 +547,18 @@ class Router(OfOneProcess):
 
     def arena_use(self) -> tuple[ArenaUse, ...]:
         """What each device's bytes are in use for, now."""
-        held, cached = self._lookahead.marks()
-        return arena_use(self._tiers, self._residency.current, self._opening.list_bytes, held=held, cached=cached)
+        served = self._served
+        held, cached = served.lookahead.marks()
+        return arena_use(served.tiers, served.residency.current, served.opening.list_bytes, held=held, cached=cached)
 
     @property
     def added_on_devices(self) -> int:
         """Rows that were added since the lists were written, and lie in the memory of devices beside their lists."""
-        return self._engine.added_on_devices.count
+        return self._served.engine.added_on_devices.count
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""
-        self._residency.check_invariants()
-        self._lookahead.check_invariants()
-        self._opening.host_lists.check_invariants()
-        self._engine.added_on_devices.check_invariants()
-        for tier in self._tiers:
-            tier.check_invariants()
+        self._served.check_invariants()
 
     def close(self) -> None:
         """Answers what is queued, drops lookaheads that wait, joins all threads, lets the arenas go. Closing twice is
@@ -574,21 +568,9 @@ class Router(OfOneProcess):
         of lists. Then the host has answered; the device's thread is left behind, with its memory, and named in the log.
         """
         self._refuse_own_threads("close")
-        with self._close_lock:
-            if self._searcher.closed:
-                return
-            self._searcher.closed = True
         self.settle()
-        self._scrub.close()
-        self._placement.join()
-        self._recovery.close()
-        self._wait_for_loads.close()
-        scanned = self._engine.close()
-        self._lookahead.close()
-        left = [t for t in self._tiers if not t.close(self.config.health.stuck_s, scanned=t.ordinal in scanned)]
-        if not left:  # lists in page-locked memory may be what a move is reading
-            self._opening.host_lists.close()
-        self._host.close()
+        with self._following:
+            self._served.close()
 
     def __enter__(self) -> Router:
         return self
@@ -597,15 +579,3 @@ class Router(OfOneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _most_warm_bytes(config: RouterConfig) -> int:
-    if config.rows == "mapped":
-        return 0
-    return available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes
-
-
-def _hottest_first(plan: Plan) -> I64:
-    """List ids by the accesses that the plan's profile counted; those that devices hold come last."""
-    order: I64 = np.lexsort((-plan.analysis.profile.access.list_accesses, plan.list_device >= 0))
-    return order

@@ -60,13 +60,16 @@ class Searcher:
         wait_for_lists: bool,
         candidates: CandidateCount | None,
         filters: RowFilters,
+        most_nprobe: int,
     ) -> None:
         """
         Args:
             wait_for_lists: as :class:`hybridindex.config.RouterConfig` says.
             candidates: of searches by codes; None: rows are scanned.
             filters: makes those of the index.
+            most_nprobe: calls may ask for so many lists; where there are fewer, all are probed.
         """
+        self._most_nprobe = most_nprobe
         self._index = index
         self._engine = engine
         self._placement = placement
@@ -123,9 +126,9 @@ class Searcher:
 
     def _check(self, queries: Any, params: SearchParams, *, own: bool) -> _Call:
         """``own``: of a copy, where the queries' memory is the caller's."""
-        params.check_index(self._index.nlist)
+        params.check_index(self._most_nprobe)
         prepared = self.prepare(queries, own=own)
-        nprobe = self.nprobe if params.nprobe is None else params.nprobe
+        nprobe = self.nprobe if params.nprobe is None else min(params.nprobe, self._index.nlist)
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)
@@ -214,12 +217,12 @@ class Searcher:
         return max(nprobe, k if self._candidates is None else self._candidates.of(k, nprobe, candidates))
 
     def check_nprobe(self, nprobe: Any) -> int:
-        """1..nlist.
+        """1..nlist; of a call that may have begun when there were more lists.
 
         Raises:
             InvalidInputError: it is not.
         """
-        return check_count("nprobe", nprobe, self._index.nlist)
+        return min(check_count("nprobe", nprobe, self._most_nprobe), self._index.nlist)
 
     def refuse_closed(self) -> None:
         """Raises RouterClosedError."""

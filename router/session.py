@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +19,9 @@ from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
-from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.lookahead.list_refs import SessionLists
-from hybridindex.router.lookahead.prefetch import Lookahead
-from hybridindex.router.searcher import Searcher
+from hybridindex.router.served import Served, on_served
 from hybridindex.types import I64, SearchResult
 
 __all__ = ["Session", "SessionBudgets", "SessionStats", "StartedLookahead"]
@@ -68,26 +67,33 @@ class StartedLookahead:
     n_dropped: int
 
 
+class _Moved(NamedTuple):
+    """As of :class:`SessionStats`."""
+
+    lists_moved: int = 0
+    bytes_moved: int = 0
+    lists_skipped: int = 0
+    lists_used: int = 0
+    bytes_used: int = 0
+    bytes_wasted: int = 0
+
+
 class Session(OfOneProcess):
     """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
 
-    def __init__(
-        self,
-        searcher: Searcher,
-        lookahead: Lookahead,
-        parts: RouterParts,
-        budgets: SessionBudgets,
-        owner: str = "",
-    ) -> None:
-        """``owner``: lookaheads that wait are dropped, and worked off, fairly between owners."""
-        self._searcher = searcher
+    def __init__(self, current: Callable[[], Served], budgets: SessionBudgets, owner: str = "") -> None:
+        """
+        Args:
+            current: what the router serves; lists of a generation before are of no use to the next one.
+            owner: lookaheads that wait are dropped, and worked off, fairly between owners.
+        """
+        self._current = current
         self._budgets = budgets
-        self._prefetcher = lookahead
-        self._stats = parts.stats
-        self._index = parts.index
-        self._device_list_bytes = parts.device_list_bytes
+        self._served = served = current()
         self._lists = SessionLists(owner=owner)
         self._lock = threading.Lock()
+        #: Of lists in generations before.
+        self._before = _Moved()
         self._n_lookaheads = 0
         self._used: set[int] = set()
         self._probed: set[int] = set()
@@ -98,7 +104,24 @@ class Session(OfOneProcess):
         #: Lookaheads that have not landed.
         self._moving: list[Future[None]] = []
         # A session that is dropped without close() must not hold its pages for ever.
-        self._dropped = weakref.finalize(self, lookahead.abandon, self._lists)
+        self._dropped = weakref.finalize(self, served.lookahead.abandon, self._lists)
+
+    def _now(self) -> Served:
+        """What serves now."""
+        served = self._current()
+        if served is not self._served:
+            with self._lock:
+                if served is not self._served:
+                    self._take_up(served)
+        return served
+
+    def _take_up(self, served: Served) -> None:
+        """With the lock held: another generation serves, in which this session has no lists."""
+        self._dropped.detach()
+        self._before = self._moved()
+        self._served, self._lists = served, SessionLists(owner=self._lists.owner)
+        self._used, self._probed, self._moving = set(), set(), []
+        self._dropped = weakref.finalize(self, served.lookahead.abandon, self._lists)
 
     def lookahead(
         self,
@@ -144,7 +167,6 @@ class Session(OfOneProcess):
     ) -> StartedLookahead:
         """:meth:`lookahead`, which also says what made way for it."""
         self._check_open()
-        self._searcher.refuse_closed()
         if window_ms is not None and step is not None:
             raise InvalidInputError("window_ms and step are both given; the step has its own window")
         budget = alone = check_bytes("budget_bytes", self._budgets.in_all if budget_bytes is None else budget_bytes)
@@ -152,13 +174,19 @@ class Session(OfOneProcess):
             alone = min(budget, self._budgets.in_window(window_ms, step))
         elif budget_bytes is None:
             alone = self._budgets.each
-        nprobe = self._searcher.nprobe if nprobe is None else self._searcher.check_nprobe(nprobe)
-        queries = self._searcher.prepare(draft_queries, own=True)
-        moving, n_dropped = self._prefetcher.prefetch(self._lists, queries, nprobe, budget, alone)
-        with self._lock:
-            self._n_lookaheads += 1
-            self._moving = [*(before for before in self._moving if not before.done()), moving]
-        return StartedLookahead(moving=moving, n_dropped=n_dropped)
+
+        def started(served: Served) -> StartedLookahead:
+            searcher = served.searcher
+            searcher.refuse_closed()
+            probed = searcher.nprobe if nprobe is None else searcher.check_nprobe(nprobe)
+            queries = searcher.prepare(draft_queries, own=True)
+            moving, n_dropped = served.lookahead.prefetch(self._lists, queries, probed, budget, alone)
+            with self._lock:
+                self._n_lookaheads += 1
+                self._moving = [*(before for before in self._moving if not before.done()), moving]
+            return StartedLookahead(moving=moving, n_dropped=n_dropped)
+
+        return on_served(self._now, started)
 
     def search(
         self,
@@ -191,7 +219,12 @@ class Session(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        result = self._searcher.search(queries, params, self._note_probes, may_wait=self._may_wait())
+        result = on_served(
+            self._now,
+            lambda served: served.searcher.search(
+                queries, params, partial(self._note_probes, served), may_wait=self._may_wait()
+            ),
+        )
         self._note_result(result)
         return result
 
@@ -219,7 +252,6 @@ class Session(OfOneProcess):
             InvalidInputError: names the argument.
             RouterClosedError: the session or its router is closed.
         """
-        reply = FutureReply(self._note_result)
         params = SearchParams(
             k=k,
             nprobe=nprobe,
@@ -231,8 +263,14 @@ class Session(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        self._submit(reply, queries, params, on_batch)
-        return reply.future
+
+        def submitted(served: Served) -> FutureReply:
+            reply = FutureReply(self._note_result)
+            self._submit(served, reply, queries, params, on_batch)
+            return reply
+
+        self._check_open()
+        return on_served(self._now, submitted).future
 
     async def asearch(
         self,
@@ -250,7 +288,6 @@ class Session(OfOneProcess):
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`submit` for asyncio; raises what it raises."""
-        reply = LoopReply(self._searcher.mailboxes.of_running_loop(), self._note_result)
         params = SearchParams(
             k=k,
             nprobe=nprobe,
@@ -262,15 +299,26 @@ class Session(OfOneProcess):
             where=where,
             row_filter=row_filter,
         )
-        self._submit(reply, queries, params, on_batch)
-        return await reply.future
+
+        def submitted(served: Served) -> LoopReply:
+            reply = LoopReply(served.searcher.mailboxes.of_running_loop(), self._note_result)
+            self._submit(served, reply, queries, params, on_batch)
+            return reply
+
+        self._check_open()
+        return await on_served(self._now, submitted).future
 
     def _submit(
-        self, reply: Reply, queries: Any, params: SearchParams, on_batch: Callable[[BatchReport], None] | None
+        self,
+        served: Served,
+        reply: Reply,
+        queries: Any,
+        params: SearchParams,
+        on_batch: Callable[[BatchReport], None] | None,
     ) -> None:
-        self._check_open()
-        self._searcher.submit(
-            reply, queries, params, on_probes=self._note_probes, on_batch=on_batch, may_wait=self._may_wait()
+        on_probes = partial(self._note_probes, served)
+        served.searcher.submit(
+            reply, queries, params, on_probes=on_probes, on_batch=on_batch, may_wait=self._may_wait()
         )
 
     def _may_wait(self) -> bool:
@@ -285,35 +333,45 @@ class Session(OfOneProcess):
             self._n_queries += len(result.hit_rate)
             self._hit_rates += float(result.hit_rate.sum())
 
-    def _note_probes(self, probes: I64) -> None:
+    def _note_probes(self, served: Served, probes: I64) -> None:
         lists = np.unique(probes[probes >= 0])
-        probed = set(self._index.pieces_of(lists).tolist())
+        probed = set(served.index.pieces_of(lists).tolist())
+        fresh = set[int]()
         with self._lock:
-            self._probed |= probed
-            fresh = (probed & self._lists.lists) - self._used
-            self._used |= fresh
+            if served is self._served:  # else the numbers are those of other lists
+                self._probed |= probed
+                fresh = (probed & self._lists.lists) - self._used
+                self._used |= fresh
         if fresh:
-            self._stats.add(lookahead_used_lists=len(fresh))
-        self._prefetcher.note_use(lists)
+            served.parts.stats.add(lookahead_used_lists=len(fresh))
+        served.lookahead.note_use(lists)
 
     @property
     def stats(self) -> SessionStats:
         with self._lock:
             return SessionStats(
                 lookaheads=self._n_lookaheads,
-                lists_moved=self._lists.lists_moved,
-                bytes_moved=self._lists.bytes_moved,
-                lists_skipped=self._lists.lists_skipped,
-                lists_used=len(self._used),
-                bytes_used=self._bytes_of(self._used),
-                bytes_wasted=self._bytes_of(self._lists.brought - self._probed),
                 searches=self._n_searches,
                 hit_rate=self._hit_rates / self._n_queries if self._n_queries else 0.0,
+                **self._moved()._asdict(),
             )
+
+    def _moved(self) -> _Moved:
+        """With the lock held: in all generations so far."""
+        lists = self._lists
+        here = _Moved(
+            lists_moved=lists.lists_moved,
+            bytes_moved=lists.bytes_moved,
+            lists_skipped=lists.lists_skipped,
+            lists_used=len(self._used),
+            bytes_used=self._bytes_of(self._used),
+            bytes_wasted=self._bytes_of(lists.brought - self._probed),
+        )
+        return _Moved(*(before + now for before, now in zip(self._before, here, strict=True)))
 
     def _bytes_of(self, lists: set[int]) -> int:
         """On a device."""
-        return int(self._device_list_bytes[list(lists)].sum())
+        return int(self._served.parts.device_list_bytes[list(lists)].sum())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -323,7 +381,7 @@ class Session(OfOneProcess):
         """Cancels what still moves; its lists may stay cached, or leave. Closing twice is harmless."""
         self._closed = True
         if self._dropped.detach() is not None:
-            self._prefetcher.release(self._lists)
+            self._served.lookahead.release(self._lists)
 
     def __enter__(self) -> Session:
         return self

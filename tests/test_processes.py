@@ -64,8 +64,8 @@ session = router.session()
 session.lookahead(queries[:2]).result()
 search, future, tier = router.search, router.submit(queries), router.devices[0]
 # As if the fork came while other threads hold locks.
-router._engine._close_lock.acquire()
-router._engine._turn.acquire()
+router._served.engine._close_lock.acquire()
+router._served.engine._turn.acquire()
 
 def check():
     import asyncio
@@ -97,8 +97,8 @@ def check():
 
 threading.Timer(0, lambda: None).start()
 in_child(check)
-router._engine._close_lock.release()
-router._engine._turn.release()
+router._served.engine._close_lock.release()
+router._served.engine._turn.release()
 future.result(300)
 assert np.array_equal(router.search(queries, 10).ids, before.ids)
 assert session.search(queries, 10).ids.shape == (40, 10)

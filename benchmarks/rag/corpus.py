@@ -53,7 +53,7 @@ def host_router(index: Index, factor: int = 1, devices: Sequence[str] = (), **op
     """
     with index.router(None, devices, threads=1, **options) as router:
         if factor > 1:
-            router._engine._host = _Repeated(router._engine._host, factor)
+            router._served.engine._host = _Repeated(router._served.engine._host, factor)
         yield router
 
 

@@ -78,8 +78,7 @@ class Refresher(OfOneProcess):
         """
         if router.plan is None or not router.devices:
             raise InvalidInputError("router has no plan or no devices; expected one that has lists to move")
-        view = view_of(index.ivf, router.plan.index_fingerprint)
-        if view is None:
+        if view_of(index.ivf, router.plan.index_fingerprint) is None:
             raise InvalidInputError(f"router serves index {router.plan.index_fingerprint}, not {index.fingerprint}")
         self._index = index
         self._router = router
@@ -98,7 +97,6 @@ class Refresher(OfOneProcess):
         #: Held during an update, a proposal or a step.
         self._work = threading.Lock()
         self._updates = PlanUpdates(
-            view,
             router,
             store,
             self._config,

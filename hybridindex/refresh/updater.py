@@ -103,7 +103,6 @@ class PlanUpdates:
 
     def __init__(
         self,
-        index: IVFIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig,
@@ -115,12 +114,11 @@ class PlanUpdates:
     ) -> None:
         """
         Args:
-            index: what plans are of: the rows of what is served, or its codes.
             clock: monotonic seconds.
             on_served: called when another plan serves, with what to expect of it and since when.
             on_ended: called when an update is over, whatever its outcome.
         """
-        self._index, self._router, self._store, self._config = index, router, store, config
+        self._router, self._store, self._config = router, store, config
         self._reservoir, self._clock = reservoir, clock
         self._on_served, self._on_ended = on_served, on_ended
         self._cycle = UpdateCycle(config.update, config.drift)
@@ -355,7 +353,7 @@ class PlanUpdates:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
         if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
-        planner = self._planning.start(self._index)
+        planner = self._planning.start(self._router.index)
         planner.prepare()
         # Only now: after a change of the load, many new queries came while the process started.
         queries, span_s = self._recent(since_s)
@@ -366,7 +364,7 @@ class PlanUpdates:
             min_queries=self._config.min_queries,
             notes={"parent": self._profile_id, "span_s": span_s},
         )
-        return planner.renew(base.analysis.profile, self._index.check_queries(queries), options)
+        return planner.renew(base.analysis.profile, self._router.index.check_queries(queries), options)
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
         """(n, dim) queries and the seconds that they span: those since ``since_s``, with older ones where they are too
@@ -526,7 +524,7 @@ class PlanUpdates:
         if self._store is None:
             return
         try:
-            self._store.record_event(kind, {"index_fingerprint": self._index.fingerprint, **payload})
+            self._store.record_event(kind, {"index_fingerprint": self._router.index.fingerprint, **payload})
         except Exception:  # noqa: BLE001 - counted and logged
             self.store_errors += 1
             _log.exception("the control store did not take an event of kind %s", kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,7 @@ from hybridindex.plans.precision import choose_view, view_of
 from hybridindex.plans.stored import how_to_apply, resume_plan
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.router.precision import without_devices
 from hybridindex.router.router import Router
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import Settings, Table
@@ -266,13 +267,10 @@ def open_serving(
     """
     settings = config.router
     if settings.devices and (on_host or (choice.plan is None and settings.device_budget_bytes is None)):
-        settings = replace(settings, devices=(), device_budget_bytes=None, pin_host_lists=0)
-        if choice.plan is not None and settings.precision == "auto":
-            if choice.plan.index_fingerprint == index.fingerprint:
-                settings = replace(settings, precision="rows")
-            elif index.ivf.rabitq is not None and choice.plan.index_fingerprint == index.ivf.by_codes().fingerprint:
-                settings = replace(settings, precision="codes", host_scanner="auto")
-    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
+        planned = None if choice.plan is None else choice.plan.index_fingerprint
+        settings = without_devices(settings, index.ivf, planned)
+    # Another generation gets a router of its own here.
+    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan), follow=False)
     try:
         refresher = None
         if make_refresher is not None and not on_host:

@@ -158,7 +158,7 @@ def test_a_session_without_a_window_takes_the_engines(index_path, monkeypatch) -
         assert budget() == narrow < default
         assert budget(lookahead_bytes=12345) == 12345
         # A router without a plan has nothing to turn a window into bytes with.
-        monkeypatch.setattr(service.router._placement, "plan", None)
+        monkeypatch.setattr(service.router._served.placement, "plan", None)
         assert budget() > narrow
     finally:
         service.close()

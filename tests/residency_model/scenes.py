@@ -101,7 +101,9 @@ def look_ahead(router: Any, rng: np.random.Generator) -> None:
 
 
 def another_plan(router: Any, rng: np.random.Generator) -> None:
-    router.apply_plan(plan_of(router._index, rng, len(router.devices)), bandwidth_share=float(rng.choice([1.0, 0.5])))
+    router.apply_plan(
+        plan_of(router._served.index, rng, len(router.devices)), bandwidth_share=float(rng.choice([1.0, 0.5]))
+    )
 
 
 def another_budget(router: Any, rng: np.random.Generator) -> None:
@@ -158,8 +160,8 @@ def lose_and_recover(streams: Sequence[LateStream]) -> Callable[[Any, np.random.
 
 def by_hand(router: Any) -> None:
     """What threads do rarely: two devices bring one list, a list is given up half way, a device fails under a copy."""
-    store, (one, two) = router._residency, router.devices
-    sizes = router._index.list_sizes
+    store, (one, two) = router._served.residency, router.devices
+    sizes = router._served.index.list_sizes
     longest, shortest = int(np.argmax(sizes)), int(np.argmin(np.where(sizes > 0, sizes, sizes.max())))
 
     with Stuck(Copier, "finish") as finish:
@@ -169,7 +171,7 @@ def by_hand(router: Any) -> None:
     for load in loads:
         load.result(300)
     search(router, np.random.default_rng(0))
-    router._lookahead._drop([longest])
+    router._served.lookahead._drop([longest])
 
     asked = itertools.count()
     one.load([longest], store, cancelled=lambda: next(asked) > 0).result(300)

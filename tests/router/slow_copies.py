@@ -52,7 +52,7 @@ class Slow:
     def __init__(self, router):
         self.router = router
         self.gate = Gate(router.devices[0])
-        wait_for_loads = router._wait_for_loads
+        wait_for_loads = router._served.wait_for_loads
         wait_for_loads._host_pace = wait_for_loads._host_line = pace(100.0)
         wait_for_loads._device_pace = pace(1e-3)
         for route in wait_for_loads._routes.values():
@@ -65,11 +65,11 @@ class Slow:
         return landed
 
     def until_a_search_waits(self):
-        until(lambda: self.router._wait_for_loads._waiting)
+        until(lambda: self.router._served.wait_for_loads._waiting)
 
     @property
     def route(self):
-        return self.router._wait_for_loads._routes[0]
+        return self.router._served.wait_for_loads._routes[0]
 
     @property
     def flights(self):

@@ -49,10 +49,10 @@ def settled(router, index):
     before = None
     while time.monotonic() < until:
         router.search(clustered(1), 1, 1)
-        added = router._engine.added_on_devices
+        added = router._served.engine.added_on_devices
         copying = not all(each.done() for each in added._copying.values())
         live = index.ivf.live.current()
-        seen = added._seen == (None if live is None else live.added, router._residency.current.version)
+        seen = added._seen == (None if live is None else live.added, router._served.residency.current.version)
         if seen and not copying and router.added_on_devices == before:
             router.check_invariants()
             return before
@@ -99,7 +99,7 @@ def test_answers_are_those_of_the_host_alone_while_rows_come_and_go(index):
 
 def test_a_list_that_grows_keeps_its_pages(plain):
     with placed(plain, np.zeros(NLIST)) as router:
-        pages = router._engine.added_on_devices._pages
+        pages = router._served.engine.added_on_devices._pages
         before = {}
         for step in range(30):
             plain.add(clustered(40, seed=step))
@@ -110,10 +110,10 @@ def test_a_list_that_grows_keeps_its_pages(plain):
                 assert own[: len(before.get(each, []))] == before.get(each, [])
                 before[each] = own
         assert router.added_on_devices == 1200
-        copied = sum(tier.copy_stats.nbytes for tier in router._tiers)
+        copied = sum(tier.copy_stats.nbytes for tier in router._served.tiers)
     # Nothing was copied twice.
     lists = plain.ivf.piece_bytes.sum()
-    geometry = router._tiers[0].geometry
+    geometry = router._served.tiers[0].geometry
     assert copied <= int((geometry.pages_of_bytes(plain.ivf.piece_bytes)).sum()) * geometry.page_bytes + 1200 * 4 * 24
     assert copied > lists
 
@@ -123,13 +123,13 @@ def test_devices_scan_them(plain, monkeypatch):
     scanned = []
     with placed(plain, np.zeros(NLIST)) as router:
         assert settled(router, plain) == 400
-        host = router._engine._added.scan
+        host = router._served.engine._added.scan
 
         def noted(added, queries, probes, *rest, **more):
             scanned.append(int((probes >= 0).sum()))
             return host(added, queries, probes, *rest, **more)
 
-        monkeypatch.setattr(router._engine._added, "scan", noted)
+        monkeypatch.setattr(router._served.engine._added, "scan", noted)
         found = router.search(clustered(400, seed=3), 1, 8)
         assert np.mean(found.ids[:, 0] == np.arange(N, N + 400)) > 0.9
     assert scanned == [0]
@@ -147,9 +147,9 @@ def test_pages_go_with_the_lists_and_with_the_rows(plain):
         same(router, alone)
         plain.delete(np.arange(N, N + 400))
         assert settled(router, plain) == 0
-        for tier in router._tiers:
-            lists = router._residency.current.resident_lists(tier.ordinal)
-            assert tier.used_bytes == int(router._parts.device_list_bytes[lists].sum())
+        for tier in router._served.tiers:
+            lists = router._served.residency.current.resident_lists(tier.ordinal)
+            assert tier.used_bytes == int(router._served.parts.device_list_bytes[lists].sum())
         same(router, alone)
 
 
@@ -158,12 +158,12 @@ def test_what_finds_no_room_is_the_hosts(plain):
     # Lists take about 300 pages of 960 bytes, and scans an eighth of the budget.
     for budget, expected in ((352_000, 100), (420_000, 900), (8 << 20, 2000)):
         with placed(plain, np.zeros(NLIST), budget=budget) as router, Router(plain.ivf) as alone:
-            tier = router._tiers[0]
+            tier = router._served.tiers[0]
             held = settled(router, plain)
             assert held <= expected
             assert held > 0 or budget < 400_000
             assert tier.arena.nbytes + tier.scratch_bytes <= budget
-            taken = int(router._engine.added_on_devices._pages.now[0].page_counts.sum())
+            taken = int(router._served.engine.added_on_devices._pages.now[0].page_counts.sum())
             assert taken <= tier.pages.n_pages / 4
             same(router, alone)
 
@@ -196,7 +196,7 @@ def test_a_copy_that_fails_costs_no_answer(plain, monkeypatch):
             same(router, alone)
             same(router, alone)
         until = time.monotonic() + WAIT_S
-        while router._tiers[0].failure is not None or router.added_on_devices < 400:
+        while router._served.tiers[0].failure is not None or router.added_on_devices < 400:
             assert time.monotonic() < until
             same(router, alone)
         router.check_invariants()
@@ -248,9 +248,9 @@ def test_a_device_that_recovered_has_none_of_what_it_held(plain):
     plain.add(clustered(400, seed=3))
     with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
         assert settled(router, plain) == 400
-        tier = router._tiers[0]
+        tier = router._served.tiers[0]
         tier.fail(RuntimeError("gone"))
-        router._residency.publish({}, drops=router._residency.current.resident_lists(0).tolist())
+        router._served.residency.publish({}, drops=router._served.residency.current.resident_lists(0).tolist())
         # What was there is not what was copied.
         tier.arena.data.numpy()[:] = 0x3F
         until = time.monotonic() + WAIT_S
@@ -265,7 +265,7 @@ def test_lists_that_are_dropped_while_they_grow_give_their_pages_back(plain, mon
     plain.add(clustered(400, seed=3))
     with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
         assert settled(router, plain) == 400
-        added, put = router._engine.added_on_devices, Copier.put
+        added, put = router._served.engine.added_on_devices, Copier.put
 
         def dropping(self, places):
             monkeypatch.setattr(Copier, "put", put)
@@ -275,8 +275,8 @@ def test_lists_that_are_dropped_while_they_grow_give_their_pages_back(plain, mon
         plain.add(clustered(400, seed=4))
         monkeypatch.setattr(Copier, "put", dropping)
         assert settled(router, plain) == 800
-        assert router._tiers[0].failure is None
-        page_bytes = router._tiers[0].geometry.page_bytes
+        assert router._served.tiers[0].failure is None
+        page_bytes = router._served.tiers[0].geometry.page_bytes
         of_added = int(added._pages.now[0].page_counts.sum()) * page_bytes
-        assert router._tiers[0].used_bytes == int(router._parts.device_list_bytes.sum()) + of_added
+        assert router._served.tiers[0].used_bytes == int(router._served.parts.device_list_bytes.sum()) + of_added
         same(router, alone)

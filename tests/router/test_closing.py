@@ -57,7 +57,7 @@ def open_router(index, judge="all", where=0, devices=("cpu",), **options):
 
 
 def lane_thread(router, ordinal=0):
-    return router._engine._device_queues[ordinal]._thread
+    return router._served.engine._device_queues[ordinal]._thread
 
 
 @pytest.mark.parametrize("judge", ["all", "none"])
@@ -65,7 +65,7 @@ def test_a_scan_that_never_ends_is_answered_by_the_host_and_left_behind(index, s
     scan = stuck(NativePageScanner, "scan")
     router = open_router(index, judge)
     [tier] = router.devices
-    lease = router._residency.n_leases
+    lease = router._served.residency.n_leases
     futures = [router.submit(QUERIES[i:], 10, 8) for i in range(4)]  # more than batches may be under way
     assert scan.begun.wait(WAIT_S)
     ended(router.close)
@@ -74,14 +74,14 @@ def test_a_scan_that_never_ends_is_answered_by_the_host_and_left_behind(index, s
     [record] = [r for r in caplog.records if "left behind" in r.message]
     assert f"device {tier.label}: a scan does not end" in record.message
     assert len(tier.arena.data) >= tier.arena.pages.n_pages > 0, "its memory went under the scan"
-    assert router._residency.n_leases > lease
+    assert router._served.residency.n_leases > lease
     ended(router.close)
     scan.go_on.set()
     lane_thread(router).join(WAIT_S)
     assert not lane_thread(router).is_alive()
     tier._mover.join(WAIT_S)
     assert not tier._mover.is_alive()
-    assert router._residency.n_leases == lease
+    assert router._served.residency.n_leases == lease
     assert "Traceback" not in caplog.text
 
 
@@ -102,7 +102,7 @@ def test_an_answer_that_a_device_s_thread_makes_on_the_host_is_waited_for(index,
 
     monkeypatch.setattr(device_queue, "join_within", join_within)
     monkeypatch.setattr(NativePageScanner, "scan", broken)
-    scan = stuck(type(router._host), "scan_checked")
+    scan = stuck(type(router._served.host), "scan_checked")
     future = router.submit(QUERIES, 10, 8)
     assert scan.begun.wait(WAIT_S)
     closer = threading.Thread(target=router.close, daemon=True)
@@ -176,7 +176,7 @@ def test_a_shard_that_is_never_built_is_waited_for_by_nobody(shards, stuck, capl
     changing.start()
     assert build.begun.wait(WAIT_S)
     [tier] = router.devices
-    other = tier.load([0], router._residency)
+    other = tier.load([0], router._served.residency)
     ended(router.close)
     changing.join(WAIT_S)
     assert not changing.is_alive()
@@ -190,13 +190,13 @@ def test_nobody_waits_for_a_device_that_was_about_to_get_lists(index, stuck, bus
     """A change of plan ends with settle, before the close: a daemon waits for its threads in between."""
     router = open_router(index)
     [tier] = router.devices
-    router._recovery.close()  # it would do the same
-    router._residency.publish({}, drops=range(NLIST))
+    router._served.recovery.close()  # it would do the same
+    router._served.residency.publish({}, drops=range(NLIST))
     write = stuck(PageArena, "write")
     target, *args = {
         "plan": (router.apply_plan, router.plan),
-        "device that came back": (router._restore, tier),
-        "lists that come late": (router._placement.complete,),
+        "device that came back": (router._served._restore, tier),
+        "lists that come late": (router._served.placement.complete,),
     }[busy]
     changing = threading.Thread(target=target, args=args, daemon=True)
     changing.start()
@@ -210,8 +210,8 @@ def test_nobody_waits_for_a_device_that_was_about_to_get_lists(index, stuck, bus
 def test_a_trial_that_never_ends_keeps_no_thread(index, stuck, monkeypatch):
     router = open_router(index)
     [tier] = router.devices
-    router._recovery._trial_wait_s = 1e9
-    router._residency.publish({}, drops=range(NLIST))
+    router._served.recovery._trial_wait_s = 1e9
+    router._served.residency.publish({}, drops=range(NLIST))
     tier.fail(RuntimeError("it broke"))
     write = stuck(PageArena, "write")
     monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)

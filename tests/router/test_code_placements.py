@@ -126,7 +126,7 @@ def test_a_device_that_fails_is_replaced_by_the_host(index, host, monkeypatch):
         assert set(router.residency.list_device.tolist()) == {0, -1}
         assert differences(router.search(QUERIES, 10, 8), right) == 0
         monkeypatch.undo()
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         router.devices[1].recover().result(300)
         router.apply_plan(everywhere)
         assert set(router.residency.list_device.tolist()) == {0, 1}
@@ -141,7 +141,7 @@ def test_a_slow_device_keeps_its_codes_while_the_host_scans(one, monkeypatch):
         opened(one, 1, plan=everywhere, health=policy, early_dispatch=False) as router,
     ):
         right = alone.search(QUERIES, 10, 8)
-        monkeypatch.setattr(router._engine.health, "_limit", lambda _host_s: -1.0)
+        monkeypatch.setattr(router._served.engine.health, "_limit", lambda _host_s: -1.0)
         judged = threading.Event()
         first = router.submit(QUERIES, 10, 8, on_batch=lambda _report: judged.set()).result(300)
         assert judged.wait(300)
@@ -149,7 +149,7 @@ def test_a_slow_device_keeps_its_codes_while_the_host_scans(one, monkeypatch):
         second = router.search(QUERIES, 10, 8)
         assert (router.stats().device_slowdowns, router.stats().device_fallbacks) == (1, 0)
         [tier] = router.devices
-        assert tier.recover(router._engine.health.trial(tier)).result(300)
+        assert tier.recover(router._served.engine.health.trial(tier)).result(300)
         third = router.search(QUERIES, 10, 8)
         assert [float(found.hit_rate.mean()) for found in (first, second, third)] == [1, 0, 1]
         assert [differences(found, right) for found in (first, second, third)] == [0, 0, 0]
@@ -181,7 +181,7 @@ def test_arenas_hold_what_a_plan_of_codes_needs(one):
         assert router.devices[0].capacity_bytes == 0
         router.apply_plan(everything)
         assert router.stats().unplaced_lists == 0
-        assert 0 < router.devices[0].capacity_bytes == router._opening.list_bytes[:NLIST].sum()
+        assert 0 < router.devices[0].capacity_bytes == router._served.opening.list_bytes[:NLIST].sum()
         assert (router.search(QUERIES, 10, 8).hit_rate == 1).all()
         router.apply_plan(nothing)
         assert router.devices[0].capacity_bytes == 0
@@ -208,9 +208,9 @@ def test_copies_of_codes_are_no_copies_of_rows(one):
         before = router.search(QUERIES, 10, 8)
         assert router.scrub().ok
         assert len(router.residency.resident_lists(0)) == NLIST
-        assert router._scrub._copies.held(0, NLIST) == []
+        assert router._served.scrub._copies.held(0, NLIST) == []
         damaged = int(np.argmax(one.list_sizes))
-        assert router._scrub._copies.drop_damaged(damaged, suspect=True) == []
+        assert router._served.scrub._copies.drop_damaged(damaged, suspect=True) == []
         assert len(router.residency.resident_lists(0)) == NLIST
         one.integrity.quarantine([damaged])
         try:

@@ -61,7 +61,7 @@ def check(index, router, queries, answer, k, nprobe, candidates):
     probes, _ = index.quantize(transformed, nprobe)
     for row in range(len(queries)):
         one = transformed[row : row + 1]
-        products = router._host.centre_products(one, probes[row : row + 1])[0]
+        products = router._served.host.centre_products(one, probes[row : row + 1])[0]
         ids, exact = best_of(index, one[0], probes[row], products, candidates, k)
         n = len(ids)
         assert answer.ids[row, :n].tolist() == ids.tolist()
@@ -87,7 +87,7 @@ def test_a_request_gets_the_same_bits_whatever_shares_its_batch(index, kernels, 
     parts = [QUERIES[a:b] for a, b in itertools.pairwise(cut)]
     with opened(index, early_dispatch=early, threads=2) as router, router.session() as session:
         alone = [router.search(part, k, nprobe) for part, (_, k, nprobe) in zip(parts, asked, strict=True)]
-        with router._engine._turn:  # everything gathers to one batch
+        with router._served.engine._turn:  # everything gathers to one batch
             futures = [router.submit(part, k, nprobe) for part, (_, k, nprobe) in zip(parts, asked, strict=True)]
         together = [future.result() for future in futures]
         assert router.stats().largest_batch == cut[-1]
@@ -111,7 +111,7 @@ def test_a_request_gets_the_same_bits_whatever_shares_its_batch(index, kernels, 
 def test_any_mix_of_requests_is_answered_as_by_the_oracle(index, asked, fixed):
     rng = np.random.default_rng(len(asked))
     with opened(index, candidates=fixed, threads=1) as router:
-        with router._engine._turn:
+        with router._served.engine._turn:
             calls = [(QUERIES[rng.choice(len(QUERIES), n)], k, nprobe) for n, k, nprobe in asked]
             futures = [router.submit(*call) for call in calls]
         for (queries, k, nprobe), future in zip(calls, futures, strict=True):
@@ -146,7 +146,7 @@ def test_a_rerank_that_fails_fails_its_requests_and_not_the_router(index, monkey
             patch.setattr(Reranker, "rerank", lambda *_: (_ for _ in ()).throw(OSError("no row")))
             with pytest.raises(OSError, match="no row"):
                 router.search(QUERIES[:2])
-            with router._engine._turn:
+            with router._served.engine._turn:
                 futures = [router.submit(QUERIES[:1]) for _ in range(3)]
             assert all(isinstance(future.exception(), OSError) for future in futures)
         assert (router.search(QUERIES[:2]).ids >= 0).all()
@@ -311,8 +311,8 @@ def test_a_call_with_too_many_candidates_is_divided(index, few_at_once):
 
 def test_parts_of_a_divided_call_share_its_deadline(index, few_at_once, monkeypatch):
     with opened(index, candidates=50) as router:
-        asked, submit = [], router._engine.submit
-        monkeypatch.setattr(router._engine, "submit", lambda request: asked.append(request) or submit(request))
+        asked, submit = [], router._served.engine.submit
+        monkeypatch.setattr(router._served.engine, "submit", lambda request: asked.append(request) or submit(request))
         begun = time.monotonic()
         router.search(QUERIES[:20], 10, 8, deadline_ms=1e6)
     left_s = np.array([request.deadline_s for request in asked]) - begun

@@ -110,16 +110,16 @@ def test_whoever_has_to_be_told_is_told_of_a_batch(router, direct):
 
 def test_a_deadline_and_a_device_need_a_batch(router, direct):
     assert (router.search(clustered(2), 5, 4, deadline_ms=60_000).nprobe_used == 4).all()
-    with Router(router._index.rows, devices=["cpu"], device_budget_bytes=1 << 20, precision="rows") as beside:
+    with Router(router._served.index.rows, devices=["cpu"], device_budget_bytes=1 << 20, precision="rows") as beside:
         beside.search(clustered(2), 5, 4)
     assert direct == []
 
 
 def test_direct_calls_teach_deadlines_what_the_host_takes(router):
-    with Router(router._index.rows, precision=router.config.precision, scrub_bytes_per_s=0) as fresh:
-        assert fresh._engine._pace.line() is None
+    with Router(router._served.index.rows, precision=router.config.precision, scrub_bytes_per_s=0) as fresh:
+        assert fresh._served.engine._pace.line() is None
         fresh.search(clustered(2), 5, 4)
-        assert fresh._engine._pace.line() is not None
+        assert fresh._served.engine._pace.line() is not None
 
 
 def test_callers_beside_each_other_get_their_own_answers(router, direct):
@@ -146,7 +146,7 @@ def test_a_callback_on_the_routers_thread_is_still_refused(router, direct):
 
 def test_errors_reach_the_caller_and_the_next_call_works(router, direct, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(router._host, "scan_checked", lambda *_args, **_kwargs: 1 / 0)
+        patch.setattr(router._served.host, "scan_checked", lambda *_args, **_kwargs: 1 / 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 router.search(clustered(1))
@@ -162,10 +162,10 @@ def test_a_damaged_list_is_refused_and_the_others_answer(tmp_path, direct, monke
         probes, _ = index.quantize(queries, 4)
         hot = int(np.bincount(probes.reshape(-1)).argmax())
         damage = index.integrity.quarantine
-        scan = router._host.scan_checked
+        scan = router._served.host.scan_checked
 
         def found_meanwhile(*args, **kwargs):
-            monkeypatch.setattr(router._host, "scan_checked", scan)
+            monkeypatch.setattr(router._served.host, "scan_checked", scan)
             answer = scan(*args, **kwargs)
             damage([hot])
             return answer
@@ -173,7 +173,7 @@ def test_a_damaged_list_is_refused_and_the_others_answer(tmp_path, direct, monke
         if when == "before":
             damage([hot])
         else:
-            monkeypatch.setattr(router._host, "scan_checked", found_meanwhile)
+            monkeypatch.setattr(router._served.host, "scan_checked", found_meanwhile)
         for query, own in zip(queries, probes.tolist(), strict=True):
             if hot in own:
                 with pytest.raises(DamagedListsError, match=f"list {hot}"):

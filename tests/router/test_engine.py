@@ -88,7 +88,7 @@ def test_batches_are_quantized_by_faiss_with_one_thread_after_a_late_call(index,
     # As with a graph quantizer.
     monkeypatch.setattr(IVFIndex, "quantizes_itself", False)
     with Router(index, threads=2, host_scanner="native") as router:
-        router._host._alone = 1
+        router._served.host._alone = 1
         for n in (1, 3, 3, 1):
             router.search(clustered(n), 5, 4)
     assert seen == [(1, 2), (3, 1), (3, 2), (1, 2)]
@@ -111,7 +111,7 @@ def test_nobody_overtakes_what_waits(index, monkeypatch):
         assert entered.wait(WAIT_S)
         futures = [router.submit(clustered(2, seed=i)) for i in range(3)]
         blocked = [pool.submit(router.search, clustered(1, seed=i)) for i in range(2)]
-        while router._engine._waiting.qsize() < 4:  # the engine thread holds the fifth
+        while router._served.engine._waiting.qsize() < 4:  # the engine thread holds the fifth
             threading.Event().wait(0.001)
         resume.set()
         for future in [first, *blocked]:
@@ -145,7 +145,7 @@ def test_a_request_is_answered_when_its_own_queries_are_done(index, monkeypatch,
     done = []
     with Router(index, early_dispatch=early) as router:
         [_, first, second], go_on = submit_together(index, router, monkeypatch, [(q, 8) for q in queries])
-        scan = router._host.scan_checked
+        scan = router._served.host.scan_checked
 
         def one_by_one(*arguments, on_done=None):
             distances, ids = scan(*arguments)
@@ -157,7 +157,7 @@ def test_a_request_is_answered_when_its_own_queries_are_done(index, monkeypatch,
                 done.append((first.done(), second.done()))
             return distances, ids
 
-        monkeypatch.setattr(router._host, "scan_checked", one_by_one)
+        monkeypatch.setattr(router._served.host, "scan_checked", one_by_one)
         go_on.set()
         for each, future in zip(queries, (first, second), strict=True):
             check(index, each, 5, 8, future.result(WAIT_S))
@@ -173,7 +173,7 @@ def test_a_request_on_a_device_does_not_wait_for_the_host(index, monkeypatch):
     queries = [index.centroids[[on_device]], index.centroids[[on_host]]]
     with Router(index, plan=hand_made_plan(index, placement), devices=["cpu"]) as router:
         [before, first, second], go_on = submit_together(index, router, monkeypatch, [(q, 1) for q in queries])
-        scan = router._host.scan_checked
+        scan = router._served.host.scan_checked
 
         def last(*arguments, **options):
             if before.done():
@@ -181,7 +181,7 @@ def test_a_request_on_a_device_does_not_wait_for_the_host(index, monkeypatch):
                 assert not second.done()
             return scan(*arguments, **options)
 
-        monkeypatch.setattr(router._host, "scan_checked", last)
+        monkeypatch.setattr(router._served.host, "scan_checked", last)
         go_on.set()
         for each, future in zip(queries, (first, second), strict=True):
             check(index, each, 5, 1, future.result(WAIT_S))
@@ -194,7 +194,7 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
         search = pool.submit(router.search, clustered(2))
         assert entered.wait(WAIT_S)
         closing = pool.submit(router.close)
-        while not router._searcher.closed:
+        while not router._served.searcher.closed:
             threading.Event().wait(0.001)
         assert not closing.done()
         resume.set()
@@ -247,7 +247,7 @@ def test_a_batch_without_a_lease_fails_alone(index, monkeypatch):
     with Router(index) as router:
         router.on_batch.append(lambda report: None)  # else a call needs neither
         with monkeypatch.context() as patch:
-            patch.setattr(router._residency, "lease", lambda: 1 / 0)
+            patch.setattr(router._served.residency, "lease", lambda: 1 / 0)
             for ask in (router.search, lambda queries: router.submit(queries).result(WAIT_S)):
                 for _ in range(3):  # more than there are slots
                     with pytest.raises(ZeroDivisionError):
@@ -264,7 +264,7 @@ def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
 
         for what in ("scan_checked", "adopt_thread"):
             with monkeypatch.context() as patch:
-                patch.setattr(router._host, what, interrupted)
+                patch.setattr(router._served.host, what, interrupted)
                 for _ in range(3):  # more than there are slots
                     with pytest.raises(KeyboardInterrupt):
                         router.search(clustered(1))

@@ -69,25 +69,25 @@ def test_at_nlist_probes_an_answer_is_exact_over_the_rows_that_are_left(router, 
     queries, allowed = clustered(6, seed=3), share_of_ids(share)
     for k in (1, 10, 400):
         result = router.search(queries, k, NLIST, allow_ids=allowed)
-        check_exact(router._index, queries, k, result, allowed)
+        check_exact(router._served.index, queries, k, result, allowed)
         denied = np.setdiff1d(np.arange(N), allowed)
         assert differences(router.search(queries, k, NLIST, deny_ids=denied), result) == 0
         both = router.search(queries, k, NLIST, allow_ids=np.arange(0, N, 2), deny_ids=denied)
-        check_exact(router._index, queries, k, both, allowed[allowed % 2 == 0])
+        check_exact(router._served.index, queries, k, both, allowed[allowed % 2 == 0])
 
 
 def test_few_rows_are_all_compared_at_any_nprobe(router):
     queries, allowed = clustered(6, seed=3), share_of_ids(0.01)
     result = router.search(queries, 10, 8, allow_ids=allowed)
-    check_exact(router._index, queries, 10, result, allowed)
-    lists = {int(each) for each in range(NLIST) if np.isin(router._index.rows.list_ids(each), allowed).any()}
+    check_exact(router._served.index, queries, 10, result, allowed)
+    lists = {int(each) for each in range(NLIST) if np.isin(router._served.index.rows.list_ids(each), allowed).any()}
     assert (result.nprobe_used <= len(lists)).all()
     assert (result.hit_rate == 0).all()
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9, 1.0])
 def test_more_rows_are_compared_in_the_nearest_lists_that_hold_enough_of_them(router, share):
-    index, queries, allowed = router._index.rows, clustered(5, seed=4), share_of_ids(share)
+    index, queries, allowed = router._served.index.rows, clustered(5, seed=4), share_of_ids(share)
     counts = np.array([np.isin(index.list_ids(each), allowed).sum() for each in range(NLIST)])
     result = router.search(queries, 10, 4, allow_ids=allowed)
     probes, _ = index.quantize(index.transform(queries), NLIST)
@@ -170,7 +170,7 @@ def test_large_calls_are_compared_in_parts(router, monkeypatch):
 def slow(router):
     """Its host is so slow that nothing fits."""
     for _ in range(60):
-        router._engine._filtered._pace.observe(1000, 3600.0)
+        router._served.engine._filtered._pace.observe(1000, 3600.0)
 
 
 def test_a_deadline_lowers_the_lists_that_are_probed(index):
@@ -226,7 +226,7 @@ def test_damage_that_comes_meanwhile_is_noticed(tmp_path, monkeypatch):
     with small_index(tmp_path / "i") as index, Router(index, scrub_bytes_per_s=0) as router:
         near = int(index.quantize(queries, 1)[0][0, 0])
         router.search(queries, 5, 4, allow_ids=[1])
-        scanner = router._engine._filtered._scanner
+        scanner = router._served.engine._filtered._scanner
         compare = scanner.compare
 
         def found_meanwhile(*given):
@@ -343,7 +343,7 @@ def test_a_failure_is_the_callers_and_the_next_search_works(index, monkeypatch):
     with Router(index) as router:
         right = router.search(clustered(2), allow_ids=[1, 2])
         with monkeypatch.context() as patch:
-            patch.setattr(router._engine._filtered._scanner, "compare", lambda *_given: 1 / 0)
+            patch.setattr(router._served.engine._filtered._scanner, "compare", lambda *_given: 1 / 0)
             for ask in (router.search, lambda *a, **o: router.submit(*a, **o).result(WAIT_S)):
                 with pytest.raises(ZeroDivisionError):
                     ask(clustered(2), allow_ids=[1, 2])

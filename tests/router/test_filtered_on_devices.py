@@ -61,7 +61,7 @@ def test_few_rows_are_the_hosts(index):
 
 def waiting(router, calls):
     """Answers of calls that all waited while the engine was busy."""
-    with router._engine._turn:
+    with router._served.engine._turn:
         futures = [router.submit(*call, **given) for call, given in calls]
     return [future.result(WAIT_S) for future in futures]
 
@@ -173,13 +173,13 @@ def test_a_deadline_counts_what_the_host_compares(index):
     queries, allowed = clustered(3, seed=5), share_of_ids(0.5)
     with placed(index, "device") as router:
         for _ in range(60):
-            router._engine._filtered._pace.observe(1000, 3600.0)
+            router._served.engine._filtered._pace.observe(1000, 3600.0)
         # All of it is the device's.
         assert (
             router.search(queries, 5, 16, allow_ids=allowed, deadline_ms=60_000, min_nprobe=3).nprobe_used > 16
         ).all()
     with placed(index) as router:
         for _ in range(60):
-            router._engine._filtered._pace.observe(1000, 3600.0)
+            router._served.engine._filtered._pace.observe(1000, 3600.0)
         hasty = router.search(queries, 5, 16, allow_ids=allowed, deadline_ms=50, min_nprobe=3)
         assert (hasty.nprobe_used == 3).all()

@@ -133,7 +133,7 @@ def test_a_plan_change_waits_for_the_pages_of_the_old_one(index):
     if sizes[: NLIST // 2].sum() < sizes[NLIST // 2 :].sum():
         first, second = second, first
     with Router(index, plan=hand_made_plan(index, first), devices=["cpu"], lookahead_bytes=0) as router:
-        lease = router._residency.lease()
+        lease = router._served.residency.lease()
         planner = threading.Thread(target=router.apply_plan, args=(hand_made_plan(index, second),))
         planner.start()
         planner.join(0.2)
@@ -180,7 +180,7 @@ def test_a_session_collected_while_lookahead_works_stops_nothing(index):
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
         cycle = [router.session()]
         cycle.append(cycle)
-        with router._lookahead._lock:
+        with router._served.lookahead._lock:
             del cycle
             gc.collect()
         check(index, clustered(3), 10, 8, router.search(clustered(3)))

@@ -143,7 +143,7 @@ def test_arenas_hold_both_forms(one):
 def test_torch_answers_the_same_where_the_extension_cannot(index, host, monkeypatch):
     monkeypatch.setattr(NativeRowPages, "supports", staticmethod(lambda _arena: False))
     with opened(index, 2, plan=placed(index, 2, 3)) as router:
-        residency = router._residency.current
+        residency = router._served.residency.current
         assert {type(tier.row_pages(residency)) for tier in router.devices} == {TorchRowPages}
         for k, nprobe in ((1, 3), (10, NLIST), (40, 16)):
             found, (_, on_devices, fallbacks) = counted(router, QUERIES, k, nprobe)
@@ -165,7 +165,7 @@ def test_the_host_compares_what_no_device_can_as_it_does(one, monkeypatch):
 def test_requests_that_share_a_batch_are_answered_as_alone(one):
     calls = [(QUERIES[:1], 1, 1), (QUERIES[1:4], 10, 8), (QUERIES[4:5], 40, NLIST), (QUERIES[5:9], 3, 3)]
     with Router(one, precision="codes") as alone, opened(one, 2, plan=placed(one, 2, 5)) as router:
-        with router._engine._turn:
+        with router._served.engine._turn:
             futures = [router.submit(*call) for call in calls]
         for call, future in zip(calls, futures, strict=True):
             assert differences(future.result(WAIT_S), alone.search(*call)) == 0
@@ -204,7 +204,7 @@ def test_the_host_compares_what_a_broken_device_does_not(index, host, monkeypatc
         assert differences(found, right) == 0
         assert fallbacks == 0
         monkeypatch.undo()
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         router.devices[1].recover().result(300)
         router.apply_plan(everywhere)
         found, (candidates, on_devices, _) = counted(router, QUERIES, 10, 8)
@@ -227,11 +227,11 @@ def test_a_device_that_does_not_end_keeps_nobody_waiting(one):
             found = router.submit(QUERIES, 10, 8).result(WAIT_S)
             assert differences(found, right) == 0
             assert router.row_residency.n_resident == NLIST, "a slow device keeps its rows"
-        queue = router._engine._device_queues[0]
+        queue = router._served.engine._device_queues[0]
         while queue.taken_over:
             threading.Event().wait(0.001)
         [tier] = router.devices
-        assert tier.recover(router._engine.health.trial(tier)).result(WAIT_S)
+        assert tier.recover(router._served.engine.health.trial(tier)).result(WAIT_S)
         found, (candidates, on_devices, _) = counted(router, QUERIES, 10, 8)
         assert differences(found, right) == 0
         assert on_devices == candidates
@@ -241,7 +241,7 @@ def test_a_device_that_does_not_end_keeps_nobody_waiting(one):
 def test_a_comparison_that_the_host_would_not_do_faster_is_waited_for(one):
     policy = HealthPolicy(judge="all", stuck_s=0.2)
     with opened(one, 1, plan=planned(one, [-1] * NLIST, np.arange(NLIST) % 2 - 1), health=policy) as router:
-        engine, looks, long_ago = router._engine, itertools.count(1), threading.Event()
+        engine, looks, long_ago = router._served.engine, itertools.count(1), threading.Event()
         look = engine._watchdog._look
 
         def counted_look(queue):
@@ -272,17 +272,17 @@ def test_rows_stay_until_the_host_has_answered_for_a_device_even_if_that_ends_be
         right = alone.search(QUERIES, 10, 8)
         router.on_batch.append(lambda report: ended.append(report.number))
         with (
-            Stuck(router._host, "scan_checked", on_watchdog) as on_host,
+            Stuck(router._served.host, "scan_checked", on_watchdog) as on_host,
             Stuck(NativeCodeScanner, "_scan_codes") as on_device,
         ):
             waiting = router.submit(QUERIES, 10, 8)
             assert on_host.begun.wait(WAIT_S)
             on_device.go_on.set()
-            assert router._engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
+            assert router._served.engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
             # Other rows would come into the pages of these.
             rows = list(range(NLIST, 2 * NLIST))
-            router._residency.publish({}, drops=rows)
-            router.devices[1].load(rows[::-1], router._residency).result(WAIT_S)
+            router._served.residency.publish({}, drops=rows)
+            router.devices[1].load(rows[::-1], router._served.residency).result(WAIT_S)
         assert differences(waiting.result(WAIT_S), right) == 0
     assert ended == [1]
 
@@ -303,12 +303,12 @@ def test_an_error_of_the_host_reaches_who_waits(one, monkeypatch):
         def broken(*_):
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr(router._host.reranker, "rerank", broken)
+        monkeypatch.setattr(router._served.host.reranker, "rerank", broken)
         with pytest.raises(RuntimeError, match="no memory"):
             router.submit(QUERIES, 10, 8).result(WAIT_S)
         monkeypatch.undo()
         router.search(QUERIES, 10, 8)
-        assert router._residency.n_leases == 0
+        assert router._served.residency.n_leases == 0
 
 
 # Lookahead
@@ -339,7 +339,7 @@ def test_lookahead_has_room_for_all_codes_beside_planned_rows(one):
         [tier] = router.devices
         page = tier.geometry.page_bytes
         elsewhere = (-(-one.by_codes().list_bytes // page) * page)[~codes].sum()
-        assert router._opening.lookahead_bytes(router.plan, 0) == elsewhere
+        assert router._served.opening.lookahead_bytes(router.plan, 0) == elsewhere
         with router.session() as session:
             session.lookahead(QUERIES, nprobe=8).result(WAIT_S)
             assert session.stats.lists_moved > 0 == session.stats.lists_skipped
@@ -353,7 +353,7 @@ def test_a_damaged_copy_of_rows_leaves_the_device(one):
     with opened(one, 1, plan=planned(one, [0] * NLIST, [0] * NLIST)) as router:
         [tier] = router.devices
         assert router.scrub().ok
-        assert router._scrub._copies.held(0, NLIST) == list(range(NLIST))
+        assert router._served.scrub._copies.held(0, NLIST) == list(range(NLIST))
         before = router.search(QUERIES, 10, NLIST)
         page = int(router.row_residency.list_pages[5][0])
         tier.arena.data[page, 7] ^= 1
@@ -361,6 +361,6 @@ def test_a_damaged_copy_of_rows_leaves_the_device(one):
         assert router.row_residency.resident_lists().tolist() == [i for i in range(NLIST) if i != 5]
         assert len(router.residency.resident_lists()) == NLIST
         assert differences(router.search(QUERIES, 10, NLIST), before) == 0
-        where, content = router._scrub._copies._device_codes(6)
+        where, content = router._served.scrub._copies._device_codes(6)
         assert where == f"the memory of {tier.label}"
         np.testing.assert_array_equal(content, one.stored_codes(6))

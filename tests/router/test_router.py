@@ -20,8 +20,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.index import codec
-from hybridindex.router import Router
-from hybridindex.router import router as router_module
+from hybridindex.router import Router, served
 from hybridindex.router.devices.opening import device_budgets
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
@@ -59,8 +58,8 @@ def check(index, queries, k, nprobe, result):
 
 def test_lists_of_the_host_are_read_into_memory_before_those_of_devices_hottest_first(index, monkeypatch):
     told = []
-    read = router_module.warm_lists
-    monkeypatch.setattr(router_module, "warm_lists", lambda *given: told.append(given) or read(*given))
+    read = served.warm_lists
+    monkeypatch.setattr(served, "warm_lists", lambda *given: told.append(given) or read(*given))
     plan = hand_made_plan(index, random_placement(np.random.default_rng(3), 1, 0.4))
     with Router(index, plan=plan, devices=["cpu"], warm_bytes=4096) as router:
         queries = clustered(5, seed=4)
@@ -260,7 +259,7 @@ def test_a_device_that_works_again_gets_its_lists_back(index, monkeypatch):
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         assert router.residency.n_resident == 0
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
         assert (router.stats().device_failures, router.stats().device_recoveries) == (1, 1)
 
@@ -344,7 +343,7 @@ def test_k_too_large_for_the_scratch_falls_back_without_failing_the_device(index
 def test_deadline_lowers_nprobe_to_the_floor_and_says_so(index):
     queries = clustered(3, seed=5)
     with Router(index) as router:
-        router._engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
+        router._served.engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
         result = router.search(queries, 5, 16, deadline_ms=50, min_nprobe=3)
         assert (result.nprobe_used == 3).all()
         check(index, queries, 5, 3, result)

@@ -102,7 +102,7 @@ def test_a_scan_that_fails_is_answered_by_the_host_and_the_lists_come_back(index
         assert router.residency.n_resident == 0
         assert tier.used_bytes == 0
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
 
 

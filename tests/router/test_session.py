@@ -49,7 +49,9 @@ def test_second_round_moves_only_what_is_missing(index):
         assert session.stats.bytes_moved == first.bytes_moved
         session.lookahead(query, nprobe=9).result(300)
         assert session.stats.lookaheads == 3
-        assert session.stats.lists_moved == 9 - (index.list_sizes[router._index.quantize(query, 9)[0]] == 0).sum()
+        assert (
+            session.stats.lists_moved == 9 - (index.list_sizes[router._served.index.quantize(query, 9)[0]] == 0).sum()
+        )
 
 
 def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
@@ -184,8 +186,8 @@ def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeyp
         monkeypatch.setattr(tier._copier, "send_pages", 1)
         with router.session() as session:
             session.lookahead(clustered(8), nprobe=NLIST).result(300)
-            assert router._lookahead.n_held == router.residency.n_resident
-        assert router._residency.wait_reclaimed(router.residency.version, 30)
+            assert router._served.lookahead.n_held == router.residency.n_resident
+        assert router._served.residency.wait_reclaimed(router.residency.version, 30)
         assert (router.residency.n_resident, tier.used_bytes) == (0, tier.kept_bytes)
 
 

@@ -163,7 +163,7 @@ def test_the_move_keeps_to_the_share_that_was_asked_for(service, queries, monkey
 def test_a_failed_device_takes_no_new_plan_and_says_why(service, queries):
     for _ in range(40):
         search(service, queries)
-    service.router._recovery.close()  # it would try again, and find nothing wrong
+    service.router._served.recovery.close()  # it would try again, and find nothing wrong
     service.router.devices[0].fail(RuntimeError("it broke"))
     refused = ask(service, "POST", "/v1/repartition", json={"apply": True, "coverage": 0.5})
     assert refused.status_code == 409

@@ -152,7 +152,7 @@ class DaemonWorld:
         world.bound("open sessions", lambda: len(sessions), MAX_SESSIONS)
         world.bound(
             "bytes of waiting lookaheads",
-            lambda: service.router._lookahead.waiting_bytes,
+            lambda: service.router._served.lookahead.waiting_bytes,
             self.config.router.lookahead_queue_bytes,
         )
 
@@ -173,13 +173,13 @@ class DaemonWorld:
             "queries that wait": service.admission.n_waiting,
             "queries in flight": service.admission.n_in_flight,
             "open sessions": len(service.sessions),
-            "bytes of waiting lookaheads": service.router._lookahead.waiting_bytes,
+            "bytes of waiting lookaheads": service.router._served.lookahead.waiting_bytes,
         }
         for name, n in left.items():
             if n:
                 raise ViolationError(f"{name}: {n} are left after the end")
-        service.router._residency.check_invariants()
-        service.router._lookahead.check_invariants()
+        service.router._served.residency.check_invariants()
+        service.router._served.lookahead.check_invariants()
 
     @contextmanager
     def _stalling_store(self) -> Iterator[None]:

@@ -85,7 +85,7 @@ class RouterWorld:
             pin_host_lists=draw.choice((0, 0, 64 << 10)),
             health=HealthPolicy(judge="all" if self.judged else "none", stuck_s=STUCK_S, slow_parts=4),
         )
-        world.bound("bytes of waiting lookaheads", lambda: router._lookahead.waiting_bytes, self.queue_bytes)
+        world.bound("bytes of waiting lookaheads", lambda: router._served.lookahead.waiting_bytes, self.queue_bytes)
         for tier in router.devices:
             world.bound(f"bytes of device {tier.ordinal}", lambda tier=tier: tier.arena.nbytes, self.budget)  # type: ignore[misc]
         world.bound("seconds that a search waits for lists", self._longest_wait_s, _WAIT_S)
@@ -122,7 +122,7 @@ class RouterWorld:
         for tier in router.devices:
             if tier.failure is not None:
                 raise ViolationError(f"device {tier.ordinal} has not come back: {tier.failure!r}")
-            if router.plan is not None and (missing := router._placement._missing_that_fit(router.plan, tier)):  # type: ignore[arg-type]
+            if router.plan is not None and (missing := router._served.placement._missing_that_fit(router.plan, tier)):  # type: ignore[arg-type]
                 raise ViolationError(
                     f"lists {missing} of the plan have room on device {tier.ordinal} and are not there"
                 )
@@ -131,26 +131,26 @@ class RouterWorld:
         """What was left behind, in a scan or a copy that did not end, has ended."""
         router = self.router
         gc.collect()
-        router._lookahead.close()  # also of sessions that were collected just now
-        if n := router._lookahead.n_held:
+        router._served.lookahead.close()  # also of sessions that were collected just now
+        if n := router._served.lookahead.n_held:
             raise ViolationError(f"{n} lists are held by sessions that have ended")
         for tier in router.devices:
-            used = router._residency.current.resident_lists(tier.ordinal)
+            used = router._served.residency.current.resident_lists(tier.ordinal)
             pages = tier.arena.pages  # type: ignore[attr-defined]
             # What a failed copy may still write is out of use.
             taken = pages.n_pages - pages.n_free - tier._copier.kept_pages  # type: ignore[attr-defined]
-            expected = int(router._residency.current.page_counts[used].sum())
+            expected = int(router._served.residency.current.page_counts[used].sum())
             if taken != expected and pages.n_pages:
                 raise ViolationError(f"{taken} pages of device {tier.ordinal} are taken; its lists have {expected}")
-        if router._lookahead.waiting_bytes:
-            raise ViolationError(f"{router._lookahead.waiting_bytes} bytes of lookaheads are left after the end")
-        if n := router._residency.n_leases:
+        if router._served.lookahead.waiting_bytes:
+            raise ViolationError(f"{router._served.lookahead.waiting_bytes} bytes of lookaheads are left after the end")
+        if n := router._served.residency.n_leases:
             raise ViolationError(f"{n} leases are left after the end")
-        router._lookahead.check_invariants()
-        router._residency.check_invariants()
+        router._served.lookahead.check_invariants()
+        router._served.residency.check_invariants()
 
     def _longest_wait_s(self) -> float:
-        waiting = self.router._wait_for_loads._waiting
+        waiting = self.router._served.wait_for_loads._waiting
         return self.world.sim.now - min((each.since_s for each in waiting), default=self.world.sim.now)
 
     def _plan(self, draw: random.Random) -> Plan:
@@ -286,8 +286,8 @@ class RouterWorld:
         def call() -> None:
             self.router.stats()
             self.router.arena_use()
-            self.router._residency.check_invariants()
-            self.router._lookahead.check_invariants()
+            self.router._served.residency.check_invariants()
+            self.router._served.lookahead.check_invariants()
             self.world.done["looks"] += 1
 
         self._repeat(draw, 5 * self.rest_s, call)

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakSet
 
@@ -76,6 +77,11 @@ class IndexWriter:
         self.problem = ""
 
     # The index
+
+    @property
+    def path(self) -> Path:
+        """Of the index, whichever generation is current."""
+        return self._newest.path
 
     @property
     def newest(self) -> IVFIndex:

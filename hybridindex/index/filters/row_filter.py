@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -85,8 +86,9 @@ class RowFilters:
     """Makes the filters of one index, and keeps those of late, so that the next searches with the same ids pay for a
     digest of these alone. Thread-safe."""
 
-    def __init__(self, index: IVFIndex) -> None:
-        self._index = index
+    def __init__(self, index: IVFIndex, earlier: Collection[str] = ()) -> None:
+        """``earlier``: fingerprints of other generations, whose filters are made anew for this one."""
+        self._index, self._earlier = index, earlier
         self._lock = threading.Lock()
         #: Changes of the quarantine that kept filters know of.
         self._seen = 0
@@ -162,12 +164,14 @@ class RowFilters:
         raise InvalidInputError(f"where is given, and the index has no attributes: {why}")
 
     def check(self, wanted: Any) -> RowFilter:
-        """Raises InvalidInputError: ``wanted`` is no filter of this index."""
+        """A filter of this index; raises InvalidInputError: ``wanted`` is none."""
         if not isinstance(wanted, RowFilter):
             raise InvalidInputError(
                 f"row_filter is a {type(wanted).__name__}; expected what Router.filter returned, or None"
             )
         mine = self._index.rows.fingerprint
+        if wanted.fingerprint != mine and wanted.fingerprint in self._earlier:
+            return self.make(wanted.allowed, wanted.denied, wanted.where)
         if wanted.fingerprint != mine:
             raise InvalidInputError(
                 f"the filter was made for index {wanted.fingerprint}, this is index {mine}; make it with this router"

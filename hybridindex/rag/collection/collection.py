@@ -143,9 +143,6 @@ class Collection:
         self._index: Index | None = None
         self._store: LiveDocuments | None = None
         self._router: Any = None
-        #: Which generation our router was opened on; and its forerunner, which may still be searched.
-        self._routed: IVFIndex | None = None
-        self._older: list[Any] = []
         self._opening = threading.RLock()
         self._closed = False
         if filesystem.exists(self.path / CURRENT_FILE):
@@ -319,9 +316,7 @@ class Collection:
 
     def compact(self) -> bool:
         """See :meth:`hybridindex.api.Index.compact`; searches go on."""
-        done = self.index.compact()
-        self._renew_router()
-        return done
+        return self.index.compact()
 
     @property
     def _rows(self) -> RowTarget:
@@ -438,8 +433,8 @@ class Collection:
             allowed = [] if keys is None else list(store.ids_of(keys).values())
             options["allow_ids"] = np.array([*allowed, *(ids or ())], dtype=np.int64)
         most = min(k, _MOST_K, max(1, index.n_live))
-        searching, routed = self._searching()
-        found = searching.search(queries, most, nprobe or self._nprobe or self._enough_lists(routed), **options)
+        searching, nprobe = self._searching(nprobe or self._nprobe)
+        found = searching.search(queries, most, nprobe, **options)
         items = store.items(found.ids[found.ids >= 0].tolist())
         return [
             [
@@ -477,39 +472,21 @@ class Collection:
         opened = self._opened(required=False)
         return iter(()) if opened is None else opened[1].all_items()
 
-    def _searching(self) -> tuple[Searching, IVFIndex | None]:
-        """What searches, and which generation, if it is our own."""
+    def _searching(self, nprobe: int | None) -> tuple[Searching, int | None]:
+        """What searches, and how many lists it probes."""
         if self._given is not None:
-            return self._given, None
+            return self._given, nprobe
         with self._opening:
             if self._router is None:
-                self._renew_router()
-            return self._router, self._routed
+                self._router = self.index.router(devices=(), warm_bytes=0, scrub_bytes_per_s=0)
+            return self._router, nprobe or self._enough_lists(self._router.index)
 
-    def _enough_lists(self, routed: IVFIndex | None) -> int | None:
+    def _enough_lists(self, routed: IVFIndex) -> int:
         """How many our own router probes: an index that began with few rows has more lists since, and the nprobe of the
         beginning."""
-        if routed is None:
-            return None
         rows = max(1, self.index.n_live)
         grown = default_nprobe(routed.nlist) if "compacted" in routed.manifest.notes else 1
         return min(routed.nlist, max(routed.nprobe, grown, math.ceil(min(rows, _FEWEST_ROWS) * routed.nlist / rows)))
-
-    def _renew_router(self) -> None:
-        """After a compaction: one that opened before goes on, but holds all changes since in memory."""
-        if self._given is not None:
-            return
-        with self._opening:
-            index = self.index
-            if self._router is not None and self._routed is index.ivf:
-                return
-            new = index.router(devices=(), warm_bytes=0, scrub_bytes_per_s=0)
-            if self._router is not None:
-                # Threads may be searching by it; by the one before that, nobody any more.
-                for older in self._older:
-                    older.close()
-                self._older = [self._router]
-            self._router, self._routed = new, index.ivf
 
     # Opening and closing
 
@@ -575,10 +552,9 @@ class Collection:
         """Twice is harmless."""
         with self._opening:
             self._closed = True
-            for router in [*self._older, self._router]:
-                if router is not None:
-                    router.close()
-            self._older, self._router = [], None
+            if self._router is not None:
+                self._router.close()
+                self._router = None
             if self._store is not None:
                 self._store.close()
             if self._index is not None and self._index is not self._lent:

@@ -58,7 +58,7 @@ def check_alive(router, queries, k, deleted, nprobe=NLIST, **options):
     result = router.search(queries, k, nprobe, **options)
     assert not np.isin(result.ids, deleted).any()
     if not router.precision.startswith("codes"):
-        check_exact(router._index, queries, k, result, np.setdiff1d(np.arange(N), deleted))
+        check_exact(router._served.index, queries, k, result, np.setdiff1d(np.arange(N), deleted))
     return result
 
 
@@ -135,7 +135,7 @@ def test_a_request_that_falls_short_while_the_router_closes_is_answered(tmp_path
         futures = [router.submit(clustered(1), 10, NLIST) for _ in range(3)]
         closing = threading.Thread(target=router.close)
         closing.start()
-        while not router._engine._closed:
+        while not router._served.engine._closed:
             time.sleep(0.001)
         resume.set()
         closing.join(WAIT_S)

@@ -338,7 +338,9 @@ def test_a_reader_elsewhere_follows_through_compactions(tmp_path, monkeypatch):
                     index.compact()
                     live_store._shared.clear()
             ends = time.monotonic() + WAIT_S
-            while router._index.live.current() is None or router._index.live.number < index.ivf.live.number:
+            while (
+                router._served.index.live.current() is None or router._served.index.live.number < index.ivf.live.number
+            ):
                 assert time.monotonic() < ends
                 time.sleep(0.01)
             truth.check(MORE[:4], 10, router.search(MORE[:4], 10, NLIST))

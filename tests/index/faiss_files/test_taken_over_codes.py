@@ -131,7 +131,7 @@ def test_devices_hold_codes_alone_which_no_look_for_damage_takes_for_rows(import
         held = router.residency.list_device.copy()
         assert (held[index.list_sizes > 0] == 0).all()
         assert router.row_residency is None
-        copies = router._scrub._copies
+        copies = router._served.scrub._copies
         assert copies.held(0, NLIST) == []
         for list_id in range(NLIST):
             assert copies.drop_damaged(list_id, suspect=True) == []

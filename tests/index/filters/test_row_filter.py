@@ -108,7 +108,7 @@ def test_filters_that_are_held_are_counted(index, monkeypatch):
     with Router(index) as router:
         for i in range(60):
             router.search(clustered(1), 3, 4, allow_ids=[i])
-        scanner = router._engine._filtered._scanner
+        scanner = router._served.engine._filtered._scanner
         assert sum(wanted.nbytes + at.nbytes for wanted, at in scanner._kept.items()) <= 4000
         assert len(scanner._kept) < 60
-        assert len(router._searcher._filters._without) < 60
+        assert len(router._served.searcher._filters._without) < 60

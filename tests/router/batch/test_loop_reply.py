@@ -130,7 +130,7 @@ def test_a_loop_that_is_closed_stops_nobody_and_is_forgotten(index, monkeypatch,
 
         for _ in range(3):
             asyncio.run(search())
-        assert len(router._searcher.mailboxes._of) == 1
+        assert len(router._served.searcher.mailboxes._of) == 1
 
 
 def test_loops_of_several_threads_get_their_own_answers(index):

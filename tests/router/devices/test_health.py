@@ -87,10 +87,10 @@ def test_a_slow_device_is_left_out_and_comes_back_with_all_that_it_held(any_inde
         assert isinstance(tier.failure, DeviceSlowError)
         assert not tier.usable
         assert caplog.text.count("is slow: 3 of its scans were late: its last scan took 3.6e+06 ms") == 1
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert search(router, any_index) == 0, "still slow, and used"
         pace.device_s = 0.0
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert search(router, any_index) == 1
         assert (tier.moved_bytes, tier._health.n_probes, router.stats().device_recoveries) == (moved, 2, 1)
         np.testing.assert_array_equal(router.residency.list_device, held)
@@ -118,8 +118,8 @@ def test_a_device_that_is_done_before_the_host_holds_nobody_up(index, pace, monk
     pace.device_s, pace.host_s = 3600.0, 5000.0
     with Router(index, plan=hand_made_plan(index, where), devices=["cpu"], health=POLICY) as router:
         # The host would scan the device's part in no time; only its own takes long.
-        monkeypatch.setattr(router._engine._pace, "observe", lambda *_: None)
-        monkeypatch.setattr(router._engine.health, "_time_host", lambda *_: 0.0)
+        monkeypatch.setattr(router._served.engine._pace, "observe", lambda *_: None)
+        monkeypatch.setattr(router._served.engine.health, "_time_host", lambda *_: 0.0)
         assert min(search(router, index) for _ in range(8)) > 0
         assert router.devices[0].usable
 
@@ -142,13 +142,13 @@ def test_a_slow_device_may_still_fail(index, by_hand):
         assert search(router, index) == 1, "what comes next finds out, and drops the lists"
         assert search(router, index) == 0
         assert (router.residency.n_resident, router.stats().device_failures) == (0, 2)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert search(router, index) == 1
 
 
 def test_a_part_that_waits_while_its_device_becomes_slow_goes_to_the_host(index, monkeypatch):
     with open_router(index) as router:
-        monkeypatch.setattr(router._engine.health, "list_device", lambda residency: residency.list_device)
+        monkeypatch.setattr(router._served.engine.health, "list_device", lambda residency: residency.list_device)
         router.devices[0].fail(DeviceSlowError("by hand"))
         search(router, index)
         assert (router.stats().device_fallbacks, router.residency.n_resident > 0) == (1, True)
@@ -156,7 +156,7 @@ def test_a_part_that_waits_while_its_device_becomes_slow_goes_to_the_host(index,
 
 def test_deadlines_know_that_the_host_scans_for_a_slow_device(index):
     with open_router(index) as router:
-        router._engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
+        router._served.engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
         assert (router.search(QUERIES, 5, 16, deadline_ms=50, min_nprobe=3).nprobe_used == 16).all()
         router.devices[0].fail(DeviceSlowError("by hand"))
         assert (router.search(QUERIES, 5, 16, deadline_ms=50, min_nprobe=3).nprobe_used == 3).all()

@@ -117,19 +117,19 @@ def test_a_plan_that_comes_before_any_device_is_ready_chooses_when_one_is(flat, 
     plan = plan_with_accesses(flat, accesses, hottest[:2])
     with Router(flat, devices=["cpu"], device_budget_bytes=8 << 20, pin_host_lists=LIMIT) as router:
         [tier] = router.devices
-        router._recovery.close()
+        router._served.recovery.close()
         router.apply_plan(plan)
         assert router.stats().pinned_host_bytes == 0
         full.clear()
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         check_pinned(router, flat, plan)
 
 
 def test_lists_that_are_being_copied_make_way_at_a_later_look(flat):
     plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
     with Router(flat, plan=plans[0], devices=["cpu"], pin_host_lists=LIMIT) as router:
-        router._recovery.close()
+        router._served.recovery.close()
         read = pinned_in(router)
         router.apply_plan(plans[1])
         stayed = read.keys() & expected(flat, plans[1])
@@ -139,10 +139,10 @@ def test_lists_that_are_being_copied_make_way_at_a_later_look(flat):
             [(_, part)] = there.cut(0, 1)
             assert np.array_equal(part.block[part.slot].numpy()[: len(codes)], codes), "it was overwritten"
         del there, part
-        router._placement.complete()
+        router._served.placement.complete()
         assert set(pinned_in(router)) == stayed
         read.clear()
-        router._placement.complete()
+        router._served.placement.complete()
         check_pinned(router, flat, plans[1])
 
 
@@ -179,15 +179,15 @@ def test_lists_are_exchanged_while_sessions_fetch_them(flat, streams):
         assert errors == []
         assert sum(n_moved) > 0
         for tier in router.devices:
-            tier.load([], router._residency).result(300)
-        router._placement.complete()
+            tier.load([], router._served.residency).result(300)
+        router._served.placement.complete()
         check_pinned(router, flat, plans[3])
 
 
 def test_the_host_scan_never_reads_the_copy(flat, monkeypatch):
     accesses, _ = hot_order(3)
     with Router(flat, plan=plan_with_accesses(flat, accesses, []), devices=["cpu"], pin_host_lists=LIMIT) as router:
-        assert isinstance(router._host, HostNativeScanner)
+        assert isinstance(router._served.host, HostNativeScanner)
         for found in pinned_in(router).values():
             [(_, part)] = found.cut(0, 1)
             part.block[:] = 0
@@ -215,7 +215,7 @@ def test_copying_takes_its_share_of_the_time_and_ends_with_the_router(flat, monk
     plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
     ticks, rests = iter(range(10_000)), []
     with Router(flat, plan=plans[0], devices=["cpu"], pin_host_lists=LIMIT) as router:
-        lists = router._opening.host_lists
+        lists = router._served.opening.host_lists
         n_missing = len(expected(flat, plans[1]) - pinned_in(router).keys())
 
         class Stop(threading.Event):
@@ -240,7 +240,7 @@ def test_copying_takes_its_share_of_the_time_and_ends_with_the_router(flat, monk
 def test_nothing_more_is_copied_for_who_gives_way(flat, why):
     plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
     with Router(flat, plan=plans[0], devices=["cpu"], pin_host_lists=LIMIT) as router:
-        before, lists = set(pinned_in(router)), router._opening.host_lists
+        before, lists = set(pinned_in(router)), router._served.opening.host_lists
         assert expected(flat, plans[1]) - before
         if why == "the router closes":
             lists.stop()
@@ -254,7 +254,7 @@ def test_sessions_fetch_pinned_lists_without_staging_to_every_device(flat, strea
         held = router.stats().pinned_host_bytes
         assert held > 0
         for tier in router.devices:
-            assert tier.load([tier.ordinal], router._residency).result(300).loaded == (tier.ordinal,)
+            assert tier.load([tier.ordinal], router._served.residency).result(300).loaded == (tier.ordinal,)
         with router.session() as session:
             session.lookahead(QUERIES, nprobe=8).result(300)
             assert session.stats.bytes_moved > 0
@@ -272,7 +272,7 @@ def test_lists_are_pinned_when_a_device_without_room_has_been_opened(flat, full,
         assert router.stats().pinned_host_bytes == 0
         full.clear()
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert router.stats().pinned_host_bytes > 0
 
 

@@ -58,7 +58,7 @@ def search(router, index):
 def test_a_full_device_counts_as_failed_and_is_opened_when_there_is_room(index, neighbour, monkeypatch, caplog):
     with open_router(index) as router:
         [tier] = router.devices
-        router._recovery.close()  # it would try by itself
+        router._served.recovery.close()  # it would try by itself
         for _ in range(2):
             assert search(router, index) == 0
         assert isinstance(tier.failure, OutOfBudgetError)
@@ -67,10 +67,10 @@ def test_a_full_device_counts_as_failed_and_is_opened_when_there_is_room(index, 
         assert (router.stats().device_failures, router.stats().unplaced_lists) == (1, NLIST)
         assert tier.retry_due(1e12)
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert (search(router, index), router.stats().device_recoveries) == (0, 0)
         neighbour.free = None
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         assert search(router, index) == 1
         assert (router.stats().device_failures, router.stats().device_recoveries) == (1, 1)
         assert router.stats().unplaced_lists == 0

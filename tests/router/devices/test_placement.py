@@ -45,13 +45,13 @@ def router_on(index, cache_fraction=0.0):
 
 def fill(router):
     """The plan gives its pages up, and a session takes them all: the session, and the lists that are not there."""
-    router.apply_plan(plan_of(router._index, []))
+    router.apply_plan(plan_of(router._served.index, []))
     session = router.session(lookahead_bytes=1 << 30)
     session.lookahead(clustered(2, seed=3), nprobe=NLIST).result(300)
     tier = router.devices[0]
     assert tier.arena.pages.n_pages == PLANNED + PROMISED
     assert tier.arena.pages.n_free == 0
-    return session, np.setdiff1d(np.flatnonzero(router._index.list_sizes), router.residency.resident_lists())
+    return session, np.setdiff1d(np.flatnonzero(router._served.index.list_sizes), router.residency.resident_lists())
 
 
 def test_lists_come_by_themselves_when_sessions_give_their_pages_back(index):
@@ -59,7 +59,7 @@ def test_lists_come_by_themselves_when_sessions_give_their_pages_back(index):
         session, absent = fill(router)
         wanted = absent[:PLANNED]
         router.apply_plan(plan_of(index, wanted))
-        router._placement.complete()
+        router._served.placement.complete()
         assert router.stats().unplaced_lists == PLANNED
         session.close()
         ends_s = time.monotonic() + 300
@@ -78,7 +78,7 @@ def test_a_larger_plan_takes_from_the_share_of_sessions_and_the_rest_stays_their
         assert router.stats().unplaced_lists == PLANNED + 3
         session.close()
         for _ in range(2):
-            router._placement.complete()
+            router._served.placement.complete()
         assert router.stats().unplaced_lists == 0
         with router.session(lookahead_bytes=PROMISED << 16) as other:
             other.lookahead(clustered(2, seed=3), nprobe=NLIST).result(300)
@@ -93,7 +93,7 @@ def test_no_more_of_the_cache_goes_than_is_needed(index):
         router.apply_plan(plan_of(index, wanted))
         session.close()
         assert router.stats().cached_lists == PLANNED + PROMISED
-        router._placement.complete()
+        router._served.placement.complete()
         assert router.stats().cached_lists == PROMISED - 3
         assert router.stats().unplaced_lists == 0
         router.check_invariants()
@@ -114,7 +114,7 @@ def test_a_change_that_fails_half_way_leaves_the_lists_of_the_plan_before(index,
         with router.session() as session:
             session.lookahead(index.centroids[before[:3]], nprobe=1).result(300)
         assert set(before[:3]) <= set(router.residency.resident_lists().tolist())
-        router._placement.complete()
+        router._served.placement.complete()
         assert router.residency.resident_lists().tolist() == before
         router.check_invariants()
 

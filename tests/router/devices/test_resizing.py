@@ -78,7 +78,7 @@ def test_every_list_of_every_plan_is_there_while_searches_go_on(index):
                 # Sessions may have the pages of some of its lists now, and others the next moment.
                 ends = time.monotonic() + WAIT_S
                 while router.stats().unplaced_lists and not problems and time.monotonic() < ends:
-                    router._placement.complete()
+                    router._served.placement.complete()
                 assert resident(router) >= set(plan.resident_lists.tolist())
                 while len(done) < before + 3 and not problems:
                     stop.wait(0.01)
@@ -88,8 +88,8 @@ def test_every_list_of_every_plan_is_there_while_searches_go_on(index):
                 thread.join(WAIT_S)
         assert not problems
         router.check_invariants()
-        assert router._residency.wait_reclaimed(router.residency.version, WAIT_S)
-        router._placement.complete()
+        assert router._served.residency.wait_reclaimed(router.residency.version, WAIT_S)
+        router._served.placement.complete()
         assert tier.arena.pages.n_pages == pages_of(index, plan) + 2
 
 
@@ -119,11 +119,11 @@ def test_what_is_only_cached_does_not_keep_memory(index):
             router.apply_plan(plan_of(index, 0.6))
             second.lookahead(index.centroids[others], nprobe=1).result(WAIT_S)
             router.apply_plan(plan_of(index, 0.1))
-        assert router._residency.wait_reclaimed(router.residency.version, WAIT_S)
+        assert router._served.residency.wait_reclaimed(router.residency.version, WAIT_S)
         assert wanted_later in resident(router)
         assert resident(router) & set(others.tolist())
         before = tier.arena.pages.n_pages
-        router._placement.complete()
+        router._served.placement.complete()
         assert tier.arena.pages.n_pages == pages_of(index, router.plan) + 2 < before
         assert router.stats().cache_evicted_lists >= 1
         router.check_invariants()
@@ -179,7 +179,7 @@ def test_memory_that_a_reader_holds_leaves_with_him(index):
             held = tier.arena.nbytes
             router.apply_plan(plan_of(index, 0.1))
             assert pages_of(index, router.plan) * PAGE <= tier.arena.nbytes <= held
-        router._placement.complete()
+        router._served.placement.complete()
         assert tier.used_bytes <= tier.arena.nbytes
         router.check_invariants()
 
@@ -189,7 +189,7 @@ def test_memory_is_kept_where_a_neighbour_must_not_see_it_go(index):
         [tier] = router.devices
         before = tier.arena.nbytes
         router.apply_plan(plan_of(index, 0.1))
-        router._placement.complete()
+        router._served.placement.complete()
         assert tier.arena.nbytes == before
         router.apply_plan(plan_of(index, 0.6))
         assert tier.arena.nbytes == before
@@ -208,5 +208,5 @@ def test_a_device_with_too_little_room_takes_what_there_is_and_the_rest_later(in
         assert missing > 0
         check(index, clustered(5), 10, 8, router.search(clustered(5), 10, 8))
         free[0] = 1 << 30
-        router._placement.complete()
+        router._served.placement.complete()
         assert router.stats().unplaced_lists == 0

@@ -183,21 +183,21 @@ def test_a_batch_that_was_reading_is_searched_again(serve):
     damaged = served.hottest()
     # Nothing leaves before the scan has ended.
     with quiet(served, early_dispatch=False) as router:
-        scan = router._host.scan_checked
+        scan = router._served.host.scan_checked
         scans = []
 
         def flips_meanwhile(*given, **options):
             found = scan(*given, **options)
             if not scans:
                 scans.append(served.flip(damaged, 1))
-                router._scrub.check()  # not a callback's business
+                router._served.scrub.check()  # not a callback's business
                 found[1][:] = 7
             return found
 
-        router._host.scan_checked = flips_meanwhile
+        router._served.host.scan_checked = flips_meanwhile
         probed, batches = [], []
         told = {"on_probes": probed.append, "on_batch": batches.append}
-        with router._engine._turn:  # one batch: what comes later is refused before it is told its lists
+        with router._served.engine._turn:  # one batch: what comes later is refused before it is told its lists
             answers = [router.submit(query, K, NPROBE, **told) for query in QUERIES]
         for row, answer in enumerate(answers):
             if damaged in served.probes[row]:
@@ -248,7 +248,7 @@ def test_a_cut_file_takes_what_mended_a_list_along(serve, codec):
         served.flip(damaged, 0)
         assert router.scrub().mended == (damaged,)
         # No copy is left, and lists before it are cut, too.
-        router._residency.publish({}, drops=[damaged])
+        router._served.residency.publish({}, drops=[damaged])
         os.truncate(served.file, int(spans[damaged // 2, 0, 0]) // 4096 * 4096)
         n_refused = 0
         for row, query in enumerate(QUERIES):
@@ -325,7 +325,7 @@ def test_a_device_is_not_read_where_nearer_bytes_are_good(serve):
     damaged = served.hottest()
     plan = hand_made_plan(served.index, np.where(np.arange(NLIST) == damaged, 0, -1))
     with quiet(served, plan=plan, devices=["cpu"]) as router:
-        copies = router._scrub._copies
+        copies = router._served.scrub._copies
         start, stop = served.index.integrity.spans[damaged, 0].tolist()
         copies._pinned_codes = lambda _: np.frombuffer(served.good[start:stop], dtype=np.uint8)
         router.devices[0].read_back = None
@@ -366,7 +366,7 @@ def test_a_load_that_read_while_damage_was_found_is_not_published(serve):
     damaged = served.hottest()
     with quiet(served, devices=["cpu"], device_budget_bytes=8 << 20) as router, Stuck(PageArena, "write") as write:
         [tier] = router.devices
-        loading = tier.load([damaged], router._residency)
+        loading = tier.load([damaged], router._served.residency)
         assert write.begun.wait(300)
         served.flip(damaged, 0)
         assert not router.scrub().ok

@@ -39,7 +39,7 @@ def stuck(monkeypatch):
 
 def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, by_hand, monkeypatch, caplog):
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
-        [tier], [device_queue] = router.devices, router._engine._device_queues
+        [tier], [device_queue] = router.devices, router._served.engine._device_queues
         try:
             futures = []
             for n_stuck in (1, 2, 2):  # the third waits for its turn: two batches are under way
@@ -52,23 +52,23 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, by_hand, mo
             assert caplog.text.count("a scan has not ended after") == 1
             assert (router.stats().device_slowdowns, tier.usable) == (1, False)
             used = tier.used_bytes
-            dropped = router._residency.publish({}, drops=router.residency.resident_lists().tolist())
+            dropped = router._served.residency.publish({}, drops=router.residency.resident_lists().tolist())
             assert tier.used_bytes == used, "a page left under a scan"
-            router._recovery.try_failed()
+            router._served.recovery.try_failed()
             assert not tier.usable, "the scan has not ended"
-            monkeypatch.setattr(router._engine._watchdog, "_is_stuck", lambda task: False)
-            monkeypatch.setattr(router._engine.health, "list_device", lambda _: np.zeros(NLIST, np.int16))
+            monkeypatch.setattr(router._served.engine._watchdog, "_is_stuck", lambda task: False)
+            monkeypatch.setattr(router._served.engine.health, "list_device", lambda _: np.zeros(NLIST, np.int16))
             check(index, QUERIES, 10, 8, router.submit(QUERIES, 10, 8).result(WAIT_S))
             monkeypatch.undo()
         finally:
             stuck.set()
-        assert router._residency.wait_reclaimed(dropped.version, WAIT_S)
+        assert router._served.residency.wait_reclaimed(dropped.version, WAIT_S)
         assert tier.used_bytes == 0
         while device_queue.taken_over:
             threading.Event().wait(0.001)
         assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
         assert device_queue._pace.line() is None, "what was given up was taken for a scan's time"
-        router._recovery.try_failed()
+        router._served.recovery.try_failed()
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
         assert device_queue._pace.line() is not None
@@ -80,12 +80,12 @@ def test_a_batch_ends_after_the_host_even_if_its_device_ends_before(index, stuck
     ended = []
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
         router.on_batch.append(lambda report: ended.append(report.number))
-        with Stuck(router._host, "scan_checked", on_watchdog) as on_host:
+        with Stuck(router._served.host, "scan_checked", on_watchdog) as on_host:
             waiting = router.submit(QUERIES, 10, 8)
             assert on_host.begun.wait(WAIT_S)
             stuck.set()
-            assert router._engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
-            assert (router._residency.n_leases, ended) == (1, [])
+            assert router._served.engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
+            assert (router._served.residency.n_leases, ended) == (1, [])
             index.integrity.marks[0] += 1
         check(index, QUERIES, 10, 8, waiting.result(WAIT_S))
     assert ended == [1, 2]

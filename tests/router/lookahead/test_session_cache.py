@@ -75,7 +75,7 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
                 assert session.stats.lists_skipped == 0  # whatever is cached makes way
                 check(index, query, 5, 8, session.search(query, 5, 8))
             # The answer is there before its lease ends.
-            assert router._residency.wait_reclaimed(router.residency.version, 30)
+            assert router._served.residency.wait_reclaimed(router.residency.version, 30)
             assert tier.used_bytes <= tier.arena.nbytes // 2
             router.check_invariants()
         assert router.stats().cached_lists > 0
@@ -113,7 +113,9 @@ def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     with Router(index, **options) as router:
         tier = router.devices[0]
         assert tier.arena.pages.n_pages == 12
-        assert (router._opening.list_bytes[np.concatenate([first, second, third])] == tier.geometry.page_bytes).all()
+        assert (
+            router._served.opening.list_bytes[np.concatenate([first, second, third])] == tier.geometry.page_bytes
+        ).all()
         near = {name: index.centroids[lists] for name, lists in (("a", first), ("b", second), ("c", third))}
         with router.session() as session:
             session.lookahead(near["a"], nprobe=1).result(300)
@@ -130,7 +132,7 @@ def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
             moving = slow.lookahead(near["b"], nprobe=1)
             assert entered.wait(300)
             waiting = other.lookahead(near["c"], nprobe=1)
-            while not router._lookahead._jobs.empty() or len(tier._moves) < 2:
+            while not router._served.lookahead._jobs.empty() or len(tier._moves) < 2:
                 time.sleep(0.001)
             go_on.set()
             moving.result(300)

@@ -61,9 +61,9 @@ def test_a_device_whose_copies_hang_holds_up_no_draft_for_another(index, monkeyp
             # Where no device is left, a draft is skipped and not kept; also one that waited before.
             other.fail(RuntimeError("it burns"))
             waiting = session.lookahead(clustered(1, seed=2), nprobe=3)
-            until(router._lookahead._jobs.empty)
+            until(router._served.lookahead._jobs.empty)
             hung.fail(RuntimeError("it burns"))
-            router._recovery._complete()  # as it does every second
+            router._served.recovery._complete()  # as it does every second
             waiting.result(300)
             assert session.stats.lists_skipped == 3
         coming.result(300)
@@ -220,7 +220,7 @@ def test_what_is_kept_for_sessions_follows_from_the_longest_step_and_the_bandwid
         caplog.clear()
         with Router(index, plan=plan, devices=["cpu"], **options) as router:
             [tier] = router.devices
-            most = int(router._opening.list_bytes.sum())
+            most = int(router._served.opening.list_bytes.sum())
             assert tier.arena.nbytes == min(-(-nbytes // page) * page, most)
             assert f"for lookahead ({why}" in caplog.text
 

@@ -63,7 +63,7 @@ def test_a_search_waits_for_the_lists_that_it_probes(index, way):
         it.until_a_search_waits()
         # Others go on meanwhile, also those of the same session that probe other lists.
         check(index, -query, 5, NPROBE, it.router.search(-query, 5, NPROBE))
-        assert it.router._wait_for_loads._waiting
+        assert it.router._served.wait_for_loads._waiting
         # Many times what the other search waited for its turn, beside whatever else runs on this machine.
         time.sleep(0.1 + 10 * it.router.stats().stages["queue"].seconds)
         it.gate.let_through()
@@ -73,7 +73,7 @@ def test_a_search_waits_for_the_lists_that_it_probes(index, way):
         assert it.waits == 1
         assert session.stats.searches == 1
         # Nothing is held for it any more, and what it waited is not the queue's.
-        until(lambda: it.router._engine._slots.qsize() == 2)
+        until(lambda: it.router._served.engine._slots.qsize() == 2)
         stages = it.router.stats().stages
         assert stages["queue"].seconds < stages["lookahead_wait"].seconds
 
@@ -90,7 +90,7 @@ def test_it_waits_for_no_list_that_it_does_not_probe(index):
         answer = submitted("submit", session, query)
         it.until_a_search_waits()
         sent = it.flights[0].lists.tolist()
-        [waiting] = it.router._wait_for_loads._waiting
+        [waiting] = it.router._served.wait_for_loads._waiting
         assert set(waiting.lists.tolist()) == {i for i in probes[0, :NPROBE].tolist() if index.list_sizes[i]}
         last = max(sent.index(i) for i in waiting.lists.tolist())
         pages = it.router.devices[0].geometry.pages_for(index.list_sizes[sent[: last + 1]])
@@ -138,11 +138,11 @@ def test_copies_that_stall_are_waited_for_no_longer_than_they_could_pay(index):
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, NPROBE)[0]].sum())
         # The host would take 0.2 s: copies that never come cost as much once more, at most.
-        it.router._wait_for_loads._host_pace = it.router._wait_for_loads._host_line = pace(0.2, scanned)
+        it.router._served.wait_for_loads._host_pace = it.router._served.wait_for_loads._host_line = pace(0.2, scanned)
         it.route.pace = pace(0.01, scanned)
         it.fly(session, query)
-        let_go, waited = it.router._wait_for_loads._let_go, []
-        it.router._wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
+        let_go, waited = it.router._served.wait_for_loads._let_go, []
+        it.router._served.wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
         result = session.search(query, 5, NPROBE)
         check(index, query, 5, NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
@@ -156,8 +156,8 @@ def test_nothing_is_waited_for_for_long_whatever_is_believed(index):
     with slow(index, longest_s=0.05) as it, it.router.session() as session:
         it.route.pace = pace(0.01)
         it.fly(session, query)
-        let_go, waited = it.router._wait_for_loads._let_go, []
-        it.router._wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
+        let_go, waited = it.router._served.wait_for_loads._let_go, []
+        it.router._served.wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
         result = session.search(query, 5, NPROBE)
         check(index, query, 5, NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
@@ -177,9 +177,9 @@ def test_a_deadline_leaves_the_time_that_the_host_needs_for_the_rest(index, dead
     query = clustered(1, seed=7)
     probed = index.quantize(query, NPROBE)[0][0]
     with slow(index) as it, it.router.session() as session:
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         half = probed[: NPROBE // 2]
-        page_bytes = it.router._opening.list_bytes
+        page_bytes = it.router._served.opening.list_bytes
         it.route.pace = pace(1.0, int(page_bytes[half].sum()))
         wait_for_loads._host_pace = wait_for_loads._host_line = pace(
             8.0, int(index.list_bytes[probed[NPROBE // 2 :]].sum())
@@ -210,7 +210,7 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
     """Flights of two sessions, one after the other on one device, which share lists of which one is there."""
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        wait_for_loads, page_bytes = it.router._wait_for_loads, it.router._opening.list_bytes
+        wait_for_loads, page_bytes = it.router._served.wait_for_loads, it.router._served.opening.list_bytes
         probed = index.quantize(query, NPROBE)[0][0]
         first = it.fly(session, query, nprobe=4)
         it.gate.let_through(1)  # one send; the rest stays at the gate
@@ -278,7 +278,7 @@ def test_copies_are_timed_from_the_end_of_the_one_before(index):
 
 def test_one_that_never_set_out_says_nothing_of_the_one_before_it(index):
     with slow(index) as it:
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         first, second = wait_for_loads.begin(0, [1, 2]), wait_for_loads.begin(0, [3])
         wait_for_loads.end(second, 0)
         assert it.route.free_since_s == 0.0
@@ -308,7 +308,7 @@ def test_one_search_in_so_many_begins_at_once(index):
             with it.router.session() as session:
                 landed = it.fly(session, queries[:1])
                 answer = session.submit(queries[:1], 5, NPROBE)
-                until(lambda answer=answer: answer.done() or it.router._wait_for_loads._waiting)
+                until(lambda answer=answer: answer.done() or it.router._served.wait_for_loads._waiting)
                 waited.append(not answer.done())
                 it.gate.let_through(NPROBE)
                 answer.result(SOON_S)
@@ -322,7 +322,7 @@ def test_a_list_on_its_way_to_two_devices_counts_once(index, asked):
     query = clustered(1, seed=7)
     with slow(index, devices=["cpu", "cpu"]) as it, it.router.session() as session:
         gate = Gate(it.router.devices[1])
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         wait_for_loads._routes[1].pace = pace(0.9)
         session.lookahead(query)
         until(lambda: it.flights or wait_for_loads._routes[1].flights)
@@ -333,7 +333,7 @@ def test_a_list_on_its_way_to_two_devices_counts_once(index, asked):
         [(landing_s, work)] = asked
         assert len(work) == len(flight.lists)
         # By the faster of the two.
-        pages = it.router._opening.list_bytes[flight.lists].sum()
+        pages = it.router._served.opening.list_bytes[flight.lists].sum()
         assert landing_s[-1] <= 0.9e-6 * pages
         wait_for_loads.end(other, 0)
         it.gate.let_through(), gate.let_through()
@@ -352,7 +352,7 @@ def test_a_deadline_leaves_the_time_of_whoever_can_keep_it(index, host_s, device
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, NPROBE)[0]].sum())
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         wait_for_loads._host_pace = wait_for_loads._host_line = pace(host_s, scanned)
         wait_for_loads._device_pace = pace(device_s, scanned)
         it.fly(session, query)
@@ -367,7 +367,7 @@ def test_a_deadline_leaves_the_time_of_whoever_can_keep_it(index, host_s, device
 def test_paces_are_learned_where_the_work_is_done(index):
     queries = clustered(2, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        wait_for_loads = router._wait_for_loads
+        wait_for_loads = router._served.wait_for_loads
         lines = [
             wait_for_loads._host_line,
             wait_for_loads._host_pace,
@@ -386,7 +386,7 @@ def test_scans_of_one_size_say_nothing_of_the_next(index, seconds):
     """One that found its lists on the disk, or a small one whose fixed costs are all that it took."""
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         wait_for_loads._host_line = PaceEstimator(through_origin=0.0)
         for took in seconds:
             wait_for_loads.note_host(1000, took)

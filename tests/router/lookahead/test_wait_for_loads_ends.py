@@ -37,7 +37,7 @@ def test_what_waits_is_answered_whatever_becomes_of_the_lists(index, end):
         if end == "router":
             closing = threading.Thread(target=it.router.close)
             closing.start()
-            until(lambda: it.router._wait_for_loads._closed)
+            until(lambda: it.router._served.wait_for_loads._closed)
             check(index, query, 5, NPROBE, answer())
             it.gate.let_through()
             closing.join(SOON_S)
@@ -47,7 +47,7 @@ def test_what_waits_is_answered_whatever_becomes_of_the_lists(index, end):
         elif end == "device":
             it.router.devices[0].fail(RuntimeError("the device fell off the bus"))
         else:
-            it.router._lookahead.release(session._lists)
+            it.router._served.lookahead.release(session._lists)
         it.gate.let_through()
         check(index, query, 5, NPROBE, answer())
         assert it.waits == 1
@@ -70,7 +70,7 @@ def test_those_that_wait_leave_their_batch_to_the_others(index, monkeypatch):
             queued.append(it.router.submit(others[2], 5, 1))
         for n, number in enumerate((0, 2, 4)):
             check(index, others[n : n + 1], 3 + n, 1, queued[number].result(SOON_S))
-        until(lambda: len(it.router._wait_for_loads._waiting) == 2)
+        until(lambda: len(it.router._served.wait_for_loads._waiting) == 2)
         # The rows that are left, with what belongs to them.
         [split] = splits
         for given, expected in zip(split, index.quantize(others, 1), strict=True):
@@ -78,7 +78,7 @@ def test_those_that_wait_leave_their_batch_to_the_others(index, monkeypatch):
         assert it.router.stats().largest_batch == 3
         # Each for its own lists, whatever the others of the batch probe.
         nearest = index.quantize(query, NPROBE)[0][0].tolist()
-        for waiting in it.router._wait_for_loads._waiting:
+        for waiting in it.router._served.wait_for_loads._waiting:
             assert set(waiting.lists.tolist()) <= set(nearest[: waiting.request.nprobe])
         it.gate.let_through()
         check(index, query, 5, NPROBE, queued[1].result(SOON_S))
@@ -137,7 +137,7 @@ def test_a_search_that_waits_when_the_engine_has_died_fails(index, monkeypatch):
         future = session.submit(query, 5, NPROBE)
         it.until_a_search_waits()
         monkeypatch.setattr(Engine, "_run_once", lambda _: 1 / 0)
-        monkeypatch.setattr(it.router._wait_for_loads._waiting[0], "resubmit", lambda _: 1 / 0)
+        monkeypatch.setattr(it.router._served.wait_for_loads._waiting[0], "resubmit", lambda _: 1 / 0)
         it.gate.let_through()
         with pytest.raises(ZeroDivisionError):
             future.result(SOON_S)
@@ -146,7 +146,7 @@ def test_a_search_that_waits_when_the_engine_has_died_fails(index, monkeypatch):
 def test_when_the_own_thread_dies_nobody_waits_any_more(index, monkeypatch, caplog):
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads = it.router._served.wait_for_loads
         it.fly(session, query)
         future = session.submit(query, 5, NPROBE)
         it.until_a_search_waits()
@@ -178,7 +178,7 @@ def test_a_callback_on_the_own_thread_may_not_close_the_router(index, monkeypatc
         it.fly(session, query)
         future = session.submit(query, 5, NPROBE)
         it.until_a_search_waits()
-        monkeypatch.setattr(it.router._wait_for_loads._waiting[0], "resubmit", lambda _: 1 / 0)
+        monkeypatch.setattr(it.router._served.wait_for_loads._waiting[0], "resubmit", lambda _: 1 / 0)
         refused = []
 
         def close(_future):
@@ -196,14 +196,14 @@ def test_nobody_waits_in_a_router_that_closes(index):
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
         it.fly(session, query)
-        it.router._wait_for_loads.close()
+        it.router._served.wait_for_loads.close()
         check(index, query, 5, NPROBE, session.search(query, 5, NPROBE))
         assert it.waits == 0
 
 
 def test_a_router_that_does_not_open_leaves_no_thread_behind(index, monkeypatch):
     before = set(threading.enumerate())
-    monkeypatch.setattr("hybridindex.router.router.Engine", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("hybridindex.router.served.Engine", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Router(index, devices=["cpu"], device_budget_bytes=32 << 20)
     assert set(threading.enumerate()) <= before
@@ -211,8 +211,8 @@ def test_a_router_that_does_not_open_leaves_no_thread_behind(index, monkeypatch)
 
 def test_a_closed_router_hears_of_no_list(index):
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
-        assert len(router._residency.listeners) == 1
-    assert router._residency.listeners == []
+        assert len(router._served.residency.listeners) == 1
+    assert router._served.residency.listeners == []
 
 
 def test_many_sessions_at_once(index):
@@ -252,4 +252,4 @@ def test_many_sessions_at_once(index):
         second.let_through()
         assert not wrong, wrong
         assert it.waits > 0
-        assert not it.router._wait_for_loads._waiting
+        assert not it.router._served.wait_for_loads._waiting

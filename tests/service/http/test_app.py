@@ -347,7 +347,7 @@ def test_health_names_what_is_wrong(service, queries):
 
 def test_a_failed_device_shows_everywhere_and_answers_stay(service, queries):
     expected = service.router.search(queries, 5)
-    service.router._recovery.close()  # it would try again, and find nothing wrong
+    service.router._served.recovery.close()  # it would try again, and find nothing wrong
     service.router.devices[0].fail(RuntimeError("it broke"))
     answer = ask(service, "POST", "/v1/search", json={"queries": queries.tolist(), "k": 5})
     assert answer.json()["ids"] == expected.ids.tolist()

@@ -19,7 +19,7 @@ def test_a_device_that_fails_and_comes_back_is_recorded_once_each(service):
     watch = DeviceWatch(service)
     watch.look()
     assert kinds(service) == []
-    service.router._recovery.close()  # it would bring the device back by itself
+    service.router._served.recovery.close()  # it would bring the device back by itself
     [tier] = service.router.devices
     tier.fail(RuntimeError("it broke"))
     watch.look()
