@@ -179,7 +179,7 @@ class _Trial:
         index = self._index
         transformed = index.transform(queries[:1])
         probes, _ = index.quantize(transformed, nprobe)
-        products = self._host._host.centre_products(transformed, probes)[0]  # type: ignore[attr-defined]
+        products = self._host._served.host.centre_products(transformed, probes)[0]  # type: ignore[attr-defined]
         candidates = TABLE.candidates_for(k, nprobe)
         ids, exact = best_of(index, transformed[0], probes[0], products, candidates, k)
         near = np.allclose(answer.distances[0, : len(ids)], exact, rtol=1e-5, atol=1e-4)

@@ -17,6 +17,7 @@ from benchmarks.common.measure import show
 from benchmarks.host.update_adds import Scale, verdict
 from hybridindex.api import Index, open_index
 from hybridindex.errors import BusyWritingError
+from hybridindex.router import Router
 from hybridindex.types import F32
 
 __all__ = ["Writing", "latency"]
@@ -117,18 +118,17 @@ def _rest(index: Index) -> None:
     index.compact()
 
 
-def _search(index: Index, queries: F32, batch: int, seconds: float, apart_s: float) -> list[float]:
-    """By a router of the newest lists, as a daemon has it after each compaction."""
+def _search(router: Router, queries: F32, batch: int, seconds: float, apart_s: float) -> list[float]:
+    """Seconds of each search, by a router that stays open and follows compactions."""
     taken, at = [], 0
-    with index.router(threads=2, warm_bytes=0) as router:
-        router.search(queries, K, NPROBE)
-        end = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < end:
-            router.search(queries[at : at + batch], K, NPROBE)
-            done = time.perf_counter()
-            taken.append(done - began)
-            at = (at + batch) % (len(queries) - batch + 1)
-            time.sleep(max(0.0, began + apart_s - done))
+    router.search(queries, K, NPROBE)
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        router.search(queries[at : at + batch], K, NPROBE)
+        done = time.perf_counter()
+        taken.append(done - began)
+        at = (at + batch) % (len(queries) - batch + 1)
+        time.sleep(max(0.0, began + apart_s - done))
     return taken
 
 
@@ -148,8 +148,10 @@ def latency(scale: Scale) -> dict[str, Any]:
             capacity = writing.capacity(scale.capacity_s)
             n_compactions = index.writer.compactions
             rows = []
-            for batch in (1, 8):
-                rows.append(_windows(index, queries, batch, writing, LOAD * capacity, scale))
+            with index.router(threads=2, warm_bytes=0) as router:
+                for batch in (1, 8):
+                    rows.append(_windows(index, router, queries, batch, writing, LOAD * capacity, scale))
+                generations = (router.index.generation, index.ivf.generation)
     show(
         f"searches beside writes, {scale.count:,} rows x {scale.dim}, 2 threads; {LOAD:.0%} of "
         f"{capacity * scale.change:,.0f} rows/s added and as many deleted, {scale.change} a call",
@@ -176,16 +178,17 @@ def latency(scale: Scale) -> dict[str, Any]:
         "capacity_rows_per_s": capacity * scale.change,
         "compactions_while_measured_for_capacity": n_compactions,
         "load": LOAD,
+        "generation_of_router_and_index": generations,
         "rows": rows,
     }
 
 
 def _windows(
-    index: Index, queries: F32, batch: int, writing: Writing, steps_per_s: float, scale: Scale
+    index: Index, router: Router, queries: F32, batch: int, writing: Writing, steps_per_s: float, scale: Scale
 ) -> dict[str, Any]:
     """Windows of each kind in turn, each between two quiet ones."""
     _rest(index)
-    alone = _search(index, queries, batch, min(3.0, scale.window_s), 0.0)
+    alone = _search(router, queries, batch, min(3.0, scale.window_s), 0.0)
     apart_s = max(0.002, _APART * float(np.median(alone)))
     taken: dict[str, list[list[float]]] = {"quiet": [], "quiet again": [], "writing": [], "compacting": []}
     compactions: list[float] = []
@@ -195,13 +198,13 @@ def _windows(
             if kind in ("quiet", "quiet again"):
                 _rest(index)
                 time.sleep(0.2)
-                taken[kind].append(_search(index, queries, batch, scale.window_s, apart_s))
+                taken[kind].append(_search(router, queries, batch, scale.window_s, apart_s))
             elif kind == "writing":
                 with writing.going_on(steps_per_s):
-                    taken[kind].append(_search(index, queries, batch, scale.window_s, apart_s))
+                    taken[kind].append(_search(router, queries, batch, scale.window_s, apart_s))
             else:
                 with writing.going_on(steps_per_s), _compacting(index) as done:
-                    taken[kind].append(_search(index, queries, batch, scale.window_s, apart_s))
+                    taken[kind].append(_search(router, queries, batch, scale.window_s, apart_s))
                 compactions += done
     p99 = {kind: np.array([np.percentile(each, 99) for each in found]) for kind, found in taken.items()}
     quiet = (p99["quiet"] + p99["quiet again"]) / 2
