@@ -75,7 +75,6 @@ class LiveStore:
         #: Whether nobody but this process may write: who keeps the writer's claim says so.
         self.is_sole_writer = False
         self._renew_locks()
-        self._calls = WaitingCalls()
         self._rows: LiveRows | None = None
         self._look_again_s = 0.0
         self._problem = ""
@@ -106,6 +105,7 @@ class LiveStore:
     def _renew_locks(self) -> None:
         """In a child process, which has locks as they were, and not the threads that held them."""
         self._writing = threading.Lock()
+        self._calls = WaitingCalls()
         self._lock_of_log: FileLock | None = None
         self.is_sole_writer = False
 
@@ -182,10 +182,12 @@ class LiveStore:
             Whatever ``resolve`` raises.
         """
         ticket = Ticket(resolve, ids, sync=sync)
-        self._calls.put(ticket, coming)
-        with self._writing:
-            if not ticket.settled:
-                self._commit_waiting()
+        try:
+            if self._calls.put(ticket, coming):
+                with self._writing:
+                    self._commit_waiting()
+        finally:
+            self._calls.leave(ticket)
         if isinstance(ticket.error, _ReplacedError):
             # By a compaction of this process, too, which has not told yet.
             self._look(asks=True)
@@ -257,8 +259,9 @@ class LiveStore:
         return self._successor is not None
 
     def _commit_waiting(self) -> None:
-        tickets = self._calls.gather()
+        tickets = list[Ticket]()
         try:
+            self._calls.gather(tickets)
             self._commit(tickets, sync=any(ticket.sync for ticket in tickets))
         except BaseException as error:
             if self._is_ahead:
