@@ -35,7 +35,22 @@ constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
 // So many keys are sorted one by one.
 constexpr std::uint32_t kFew = 16;
 
+// Pairs whose distances are computed at a time.
+constexpr int kPairs = 64;
+// Where more than one of so many pairs is left, the whole block is compared.
+constexpr int kMostFound = 4;
+// Fewer queries read the centroids as they are in the same time.
+constexpr std::int64_t kFewestFiltered = 3;
+
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+AlignedBuffer<float> padded(const float* rows, std::int64_t n, std::int64_t dim, std::int64_t padded_dim) {
+    AlignedBuffer<float> made;
+    made.grow(round_up(n, kBlockRows) * padded_dim);
+    for (std::int64_t row = 0; row < n; ++row)
+        std::memcpy(made.data() + row * padded_dim, rows + row * dim, static_cast<std::size_t>(dim) * 4);
+    return made;
+}
 
 }  // namespace
 
@@ -81,6 +96,7 @@ void NearestLists::push(float distance, std::int64_t list) {
     }
     if (held_ == keys_.size()) keys_.resize(std::max(kSpare, 2 * held_));
     keys_[held_++] = key_of(distance, static_cast<std::uint32_t>(list));
+    if (k_ == 1) lower(distance);
     if (held_ >= 2 * k_ + kSpare) narrow();
 }
 
@@ -155,11 +171,8 @@ void NearestLists::narrow() {
 Centroids::Centroids(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product,
                      const BlockKernels& kernels)
     : nlist_(nlist), dim_(dim), padded_dim_(round_up(dim, kDimStep)), extent_{nlist, nlist, 0},
-      inner_product_(inner_product), kernels_(kernels) {
-    centroids_.grow(round_up(nlist, kBlockRows) * padded_dim_);
-    for (std::int64_t list = 0; list < nlist; ++list)
-        std::memcpy(centroids_.data() + list * padded_dim_, centroids + list * dim, static_cast<std::size_t>(dim) * 4);
-}
+      inner_product_(inner_product), kernels_(kernels), centroids_(padded(centroids, nlist, dim, padded_dim_)),
+      bytes_(centroids_.data(), nlist, dim, padded_dim_, inner_product, kernels) {}
 
 void Centroids::copy_query(const float* query, float* copy) const {
     const float sign = inner_product_ ? -1.0f : 1.0f;
@@ -168,6 +181,10 @@ void Centroids::copy_query(const float* query, float* copy) const {
 }
 
 bool Centroids::sorts_all(std::int64_t p) const { return p * kSortedShare >= nlist_; }
+
+bool Centroids::filters(std::int64_t n, std::int64_t p) const {
+    return !bytes_.empty() && n >= kFewestFiltered && p == 1;
+}
 
 std::int64_t Centroids::most_queries(std::int64_t p) const {
     const std::int64_t room = sorts_all(p) ? nlist_ : 2 * p + static_cast<std::int64_t>(kSpare);
@@ -190,6 +207,22 @@ void Centroids::Shared::prepare(const CoarseTask& task, const ScanPlan&, std::in
         else
             own.reset(distances, lists, task.k);
     }
+    const CentroidBytes& bytes = source_.bytes_;
+    filters_.clear();
+    if (!source_.filters(task.n, task.k)) return;
+    weights_.grow(dim), filtered_.grow(task.n * bytes.row_bytes());
+    for (std::int32_t q = 0; q < task.n; ++q)
+        filters_.push_back(bytes.query(query(q), weights_.data(), filtered_.data() + q * bytes.row_bytes()));
+}
+
+void Centroids::Rows::make_room(const Shared& shared, std::int64_t widest) {
+    distances.grow(widest * kBlockRows);
+    queries.resize(static_cast<std::size_t>(widest));
+    filter = shared.filters_.empty() ? nullptr : &shared.source_.kernels_;
+    if (filter == nullptr) return;
+    packed.grow(filter->packed_bytes(static_cast<int>(widest), shared.source_.bytes_.row_bytes()));
+    for (AlignedBuffer<float>* limits : {&base, &square, &length}) limits->grow(round_up(widest, kBlockRows));
+    found.grow(widest * kBlockRows);
 }
 
 void Centroids::Shared::let_go() {
@@ -197,6 +230,7 @@ void Centroids::Shared::let_go() {
     for (const NearestLists& heap : heaps_) kept += heap.kept_bytes();
     if (kept > kMostKept) heaps_ = std::vector<NearestLists>();
     queries_.let_go(kMostKept);
+    filtered_.let_go(kMostKept);
     scratch_.let_go(kMostKept);
 }
 
@@ -217,20 +251,82 @@ bool Centroids::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const Sca
     const std::int32_t* const members = plan.probed.members.data() + first;
     const std::int64_t block_floats = kBlockRows * padded_dim_;
     const std::int64_t ahead = (kFloatsAhead + block_floats - 1) / block_floats * kBlockRows;
-    const auto compare = inner_product_ ? kernels_.inner_products : kernels_.squared_l2;
     const std::int64_t end = item.first + item.count, later = following == nullptr ? nlist_ : following->first;
     for (int m = 0; m < n; ++m) rows.queries[static_cast<std::size_t>(m)] = shared.query(members[m]);
+    if (rows.filter != nullptr) pack(rows, shared, members, n, apart);
     for (std::int64_t row = item.first; row < end; row += kBlockRows) {
         if (stopped()) return false;
-        const std::int64_t next = row + ahead < end ? row + ahead : later + (row + ahead - end);
-        compare(centroids_.data() + row * padded_dim_, padded_dim_, rows.queries.data(), n, padded_dim_,
-                rows.distances.data(), next < nlist_ ? centroids_.data() + next * padded_dim_ : nullptr, nullptr);
-        const std::uint32_t there = nlist_ - row >= kBlockRows ? 0xffffu : (1u << (nlist_ - row)) - 1u;
-        for (int m = 0; m < n; ++m) {
-            const float* const found = rows.distances.data() + m * kBlockRows;
-            const float limit = shared.heap(members[m]).limit();
-            NearestLists& nearest = apart == nullptr ? shared.heap(members[m]) : apart[m];
-            nearest.offer(found, row, kernels_.at_most(found, std::min(limit, nearest.limit())) & there);
+        if (rows.filter != nullptr && compare_found(rows, shared, members, n, apart, row)) continue;
+        compare(rows, shared, members, n, apart, row, row + ahead < end ? row + ahead : later + (row + ahead - end));
+        if (rows.filter != nullptr) renew_limits(rows, shared, members, n, apart);
+    }
+    return true;
+}
+
+void Centroids::compare(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart, std::int64_t row,
+                        std::int64_t next) const {
+    (inner_product_ ? kernels_.inner_products : kernels_.squared_l2)(
+        centroids_.data() + row * padded_dim_, padded_dim_, rows.queries.data(), n, padded_dim_, rows.distances.data(),
+        next < nlist_ ? centroids_.data() + next * padded_dim_ : nullptr, nullptr);
+    const std::uint32_t there = nlist_ - row >= kBlockRows ? 0xffffu : (1u << (nlist_ - row)) - 1u;
+    for (int m = 0; m < n; ++m) {
+        const float* const found = rows.distances.data() + m * kBlockRows;
+        NearestLists& nearest = apart == nullptr ? shared.heap(members[m]) : apart[m];
+        nearest.offer(found, row, kernels_.at_most(found, limit_of(shared.heap(members[m]), nearest)) & there);
+    }
+}
+
+// The queries of a group, for the filter.
+void Centroids::pack(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart) const {
+    const std::int8_t* whole[kGroup];
+    for (int m = 0; m < n; ++m) {
+        const QueryBound& bound = shared.filters_[static_cast<std::size_t>(members[m])].bound;
+        whole[m] = shared.filtered_.data() + members[m] * bytes_.row_bytes();
+        rows.square[m] = static_cast<float>(bound.square / bound.step);
+        rows.length[m] = static_cast<float>(bound.length / bound.step);
+    }
+    kernels_.pack(whole, n, bytes_.row_bytes(), rows.packed.data());
+    renew_limits(rows, shared, members, n, apart);
+}
+
+void Centroids::renew_limits(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart) const {
+    for (int m = 0; m < n; ++m) {
+        const NearestLists& own = shared.heap(members[m]);
+        rows.base[m] = bytes_.base(shared.filters_[static_cast<std::size_t>(members[m])],
+                                   limit_of(own, apart == nullptr ? own : apart[m]));
+    }
+}
+
+bool Centroids::compare_found(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart,
+                              std::int64_t row) const {
+    const std::int64_t next = row + kBlockRows;
+    const int n_found =
+        kernels_.filter(bytes_.block(row), bytes_.row_bytes(), rows.packed.data(), n, bytes_.row_bytes(),
+                        {rows.base.data(), rows.square.data(), rows.length.data()}, bytes_.terms(row), rows.found.data(),
+                        next < nlist_ ? bytes_.block(next) : nullptr);
+    if (n_found * kMostFound > n * kBlockRows) return false;
+    const auto distances_of = inner_product_ ? kernels_.inner_product_pairs : kernels_.squared_l2_pairs;
+    for (int f = 0; f < n_found;) {
+        const float *pair_rows[kPairs], *pair_queries[kPairs];
+        float distances[kPairs];
+        int places[kPairs], of[kPairs], count = 0;
+        for (; f < n_found && count < kPairs; ++f) {
+            const int m = static_cast<int>(rows.found[f] >> 4), r = static_cast<int>(rows.found[f] & 15u);
+            if (row + r >= nlist_) continue;
+            pair_rows[count] = centroids_.data() + (row + r) * padded_dim_;
+            pair_queries[count] = rows.queries[static_cast<std::size_t>(m)];
+            places[count] = r, of[count++] = m;
+        }
+        distances_of(pair_rows, pair_queries, count, padded_dim_, distances, nullptr);
+        for (int i = 0; i < count; ++i) {
+            const NearestLists& own = shared.heap(members[of[i]]);
+            NearestLists& nearest = apart == nullptr ? shared.heap(members[of[i]]) : apart[of[i]];
+            const float limit = limit_of(own, nearest);
+            if (!(distances[i] <= limit)) continue;
+            nearest.push(distances[i], row + places[i]);
+            if (nearest.limit() < limit)
+                rows.base[of[i]] =
+                    bytes_.base(shared.filters_[static_cast<std::size_t>(members[of[i]])], nearest.limit());
         }
     }
     return true;

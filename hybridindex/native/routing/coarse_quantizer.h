@@ -3,12 +3,14 @@
 // A distance is summed in one order, which the kernels set; equal distances are ordered by list. What a query gets
 // depends neither on the queries beside it nor on how many they are, nor on who helps.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
 #include "jobs/scan_job.h"
+#include "routing/centroid_bytes.h"
 #include "routing/rounded_centroids.h"
 #include "simd/aligned_buffer.h"
 #include "simd/block_kernels.h"
@@ -101,21 +103,32 @@ public:
         void let_go();
 
     private:
+        friend class Centroids;
+
         const Centroids& source_;
-        AlignedBuffer<float> queries_;
+        AlignedBuffer<float> queries_, weights_;
+        // Empty where centroids are compared as they are.
+        std::vector<CentroidBytes::Query> filters_;
+        AlignedBuffer<std::int8_t> filtered_;
         NearestLists::SortScratch scratch_;
         std::vector<NearestLists> heaps_;
     };
     struct Rows {
         AlignedBuffer<float> distances;
         std::vector<const float*> queries;
+        // Of the filter, where there is one.
+        const BlockKernels* filter = nullptr;
+        AlignedBuffer<std::int8_t> packed;
+        AlignedBuffer<float> base, square, length;
+        AlignedBuffer<std::uint32_t> found;
 
-        void make_room(const Shared&, std::int64_t widest) {
-            distances.grow(widest * kBlockRows);
-            queries.resize(static_cast<std::size_t>(widest));
+        void make_room(const Shared& shared, std::int64_t widest);
+        void begin() const {
+            if (filter != nullptr) filter->begin();
         }
-        void begin() const {}
-        void end() const {}
+        void end() const {
+            if (filter != nullptr) filter->end();
+        }
     };
 
     Centroids(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product, const BlockKernels& kernels);
@@ -141,12 +154,25 @@ private:
     void copy_query(const float* query, float* copy) const;
     // Whether so many lists are probed that sorting all is faster than selecting.
     bool sorts_all(std::int64_t p) const;
+    // Whether the filter is asked before queries are compared: where each wants its nearest list alone. The limits of more are
+    // not known until a good part has been compared.
+    bool filters(std::int64_t n, std::int64_t p) const;
+    // Nothing farther can be among the nearest of a query.
+    static float limit_of(const NearestLists& shared, const NearestLists& own) { return std::min(shared.limit(), own.limit()); }
+    // The block from `row`, all of it; or only pairs that the filter leaves: false, it leaves too many, and nothing is done.
+    void compare(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart, std::int64_t row,
+                 std::int64_t next) const;
+    void pack(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart) const;
+    void renew_limits(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart) const;
+    bool compare_found(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart,
+                       std::int64_t row) const;
 
     const std::int64_t nlist_, dim_, padded_dim_;
     const std::int64_t extent_[3];
     const bool inner_product_;
     const BlockKernels& kernels_;
-    AlignedBuffer<float> centroids_;  // padded to whole blocks and steps
+    const AlignedBuffer<float> centroids_;  // padded to whole blocks and steps
+    const CentroidBytes bytes_;
 };
 
 extern template class ScanJob<Centroids>;
