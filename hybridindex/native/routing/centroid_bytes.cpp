@@ -54,7 +54,8 @@ CentroidBytes::CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t
             const std::size_t at = static_cast<std::size_t>(i);
             const float steps = scale_[at] > 0 ? (row[i] - offset_[at]) / scale_[at] : 0.0f;
             out[i] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(steps), 0.0f, 255.0f));
-            const double error = static_cast<double>(row[i]) - (static_cast<double>(offset_[at]) + static_cast<double>(scale_[at]) * out[i]);
+            const double made = static_cast<double>(offset_[at]) + static_cast<double>(scale_[at]) * out[i];
+            const double error = static_cast<double>(row[i]) - made;
             square += error * error;
         }
         error_ = std::max(error_, std::sqrt(square) * kAbove);
