@@ -21,12 +21,13 @@ import select
 import stat
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import iscoroutinefunction
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from weakref import WeakSet
 
 from filelock import FileLock
@@ -43,7 +44,12 @@ __all__ = [
     "short_switch_interval",
     "take_pipes",
     "usual_switch_interval",
+    "weakly",
 ]
+
+_Owner = TypeVar("_Owner")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def lock_file(path: Path, *, timeout_s: float) -> FileLock:
@@ -60,6 +66,18 @@ class _Lock(FileLock):
     def _acquire(self) -> None:
         with filesystem.performing("lock", self.lock_file):
             super()._acquire()
+
+
+def weakly(owner: _Owner, do: Callable[Concatenate[_Owner, _P], _R]) -> Callable[_P, _R]:
+    """``do`` with ``owner``, for what the owner holds and calls: a bound method would keep both alive until a garbage
+    collection, with the index and all memory that they hold. Nothing is done once the owner is gone."""
+    found = weakref.ref(owner)
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        there = found()
+        return cast("_R", None) if there is None else do(there, *args, **kwargs)
+
+    return call
 
 
 def take_pipes(niceness: int) -> tuple[FileIO, FileIO]:

@@ -22,6 +22,7 @@ from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
+from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, find_instead, scan_added
 from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
@@ -113,7 +114,7 @@ class Engine:
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
-        self._staying = StayingRequests(parts, wait_for_loads, self.submit)
+        self._staying = StayingRequests(parts, wait_for_loads, weakly(self, Engine.submit))
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Taken from the queue but left for the next batch by the cap.
         self._held_back: Request | None = None
@@ -130,11 +131,10 @@ class Engine:
         self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
-        self._device_queues = [
-            DeviceQueue(tier, parts.residency, self._fall_back, parts.device_pace) for tier in parts.tiers
-        ]
+        fall_back = weakly(self, Engine._fall_back)
+        self._device_queues = [DeviceQueue(tier, parts.residency, fall_back, parts.device_pace) for tier in parts.tiers]
         self.health = HealthWatch(config.health, self._device_queues, parts)
-        self._watchdog = Watchdog(self._device_queues, self.health, self._fall_back)
+        self._watchdog = Watchdog(self._device_queues, self.health, fall_back)
         self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
         self._thread.start()
 

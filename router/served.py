@@ -16,6 +16,7 @@ from hybridindex.errors import RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes, warm_lists
+from hybridindex.processes import weakly
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import StatsCounter
@@ -130,7 +131,9 @@ class Served:
         )
         copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
         self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)
-        self.recovery = Recovery(self.tiers, self._restore, self._complete, self.engine.health.trial)
+        self.recovery = Recovery(
+            self.tiers, weakly(self, Served._restore), weakly(self, Served._complete), self.engine.health.trial
+        )
 
     def start(self) -> None:
         """Brings what the plan wants. Where it fails, all is closed."""

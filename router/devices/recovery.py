@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.processes import weakly
 from hybridindex.tiers.contract.bounded_join import LOOK_S
 from hybridindex.tiers.contract.tier import Tier
 
@@ -57,7 +58,7 @@ class Recovery:
         #: Trials that go on.
         self._trials: dict[int, Future[bool]] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hybridindex-recovery", daemon=True)
+        self._thread = threading.Thread(target=weakly(self, Recovery._run), name="hybridindex-recovery", daemon=True)
         if tiers:
             self._thread.start()
 

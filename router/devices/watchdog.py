@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from hybridindex.processes import weakly
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, RowTask, ScanTask
@@ -41,7 +42,7 @@ class Watchdog:
         self._scan_on_host = scan_on_host
         self._interval_s = min(_INTERVAL_S, health.policy.stuck_s / 4)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hybridindex-watchdog", daemon=True)
+        self._thread = threading.Thread(target=weakly(self, Watchdog._run), name="hybridindex-watchdog", daemon=True)
         if self._device_queues:
             self._thread.start()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.processes import weakly
 from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import Line, PaceEstimator
 from hybridindex.router.batch.parts import RouterParts
@@ -142,7 +143,9 @@ class WaitForLoads:
         self._n_worth_it = 0
         self._closed = False
         residency.listeners.append(self._published)
-        self._thread = threading.Thread(target=self._run, name="hybridindex-wait-for-loads", daemon=True)
+        self._thread = threading.Thread(
+            target=weakly(self, WaitForLoads._run), name="hybridindex-wait-for-loads", daemon=True
+        )
         if parts.paged:
             self._thread.start()
 

@@ -84,7 +84,7 @@ class Refresh:
                 self.s = self.rules.fail(self.s)
 
     def _in_store(self) -> int | None:
-        return current_plan_id(self.store, self.updates._index.fingerprint)
+        return current_plan_id(self.store, self.updates._router.index.fingerprint)
 
     def _make_current(self, event: Event) -> None:
         if event.owner is not self.store:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, RouterClosedError
-from hybridindex.index.live import store
 from hybridindex.router import served as served_module
 from hybridindex.router.devices import opening
 from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
@@ -279,24 +280,27 @@ def test_threads_and_memory_of_generations_before_are_given_back(index):
             assert router.devices[0].used_bytes <= 4 << 20
 
 
-def test_a_generation_that_nobody_searches_costs_writers_nothing(index, monkeypatch):
-    """It is told all when somebody does."""
+@pytest.mark.parametrize("devices", [(), ("cpu",)], ids=["host", "device"])
+def test_a_generation_that_serves_no_more_is_gone_at_once(index, devices):
+    """Writers tell all open generations of their changes."""
     index, truth = index
-    with index.router(devices=(), follow=False) as router:
-        change(index, truth, 0)
-        index.compact()
-        told = []
-        convert = store.converted
-        monkeypatch.setattr(store, "converted", lambda *given: told.append(given) or convert(*given))
-        router.search(clustered(1))
-        change(index, truth, 1)
-        assert told
-        monkeypatch.setattr(store, "_UNASKED_S", -1.0)
-        told.clear()
-        change(index, truth, 2)
-        assert not told
-        monkeypatch.undo()
-        queries = clustered(3, seed=8)
-        truth.check(queries, 10, router.search(queries, 10, NLIST))
-        change(index, truth, 3)
-        truth.check(queries, 10, router.search(queries, 10, NLIST))
+    options = {"devices": devices, "device_budget_bytes": 4 << 20} if devices else {"devices": ()}
+    gc.collect()
+    gc.disable()
+    try:
+        with index.router(**options) as router, router.session() as session:
+            session.search(clustered(2), 5)
+            session.lookahead(clustered(2)).result(WAIT_S)
+            served = weakref.ref(router._served)
+            before = weakref.ref(index.ivf)
+            change(index, truth, 0)
+            index.compact()
+            session.search(clustered(2), 5)
+            # Threads that have ended may still be on their way out.
+            ends = time.monotonic() + WAIT_S
+            while (served() or before()) and time.monotonic() < ends:
+                time.sleep(0.01)
+            assert served() is None
+            assert before() is None
+    finally:
+        gc.enable()

@@ -39,8 +39,6 @@ _T = TypeVar("_T")
 
 #: Between looks at the log for what other processes changed.
 LOOK_AGAIN_S = 1.0
-#: Who follows and was not searched for so long is told nothing until it is.
-_UNASKED_S = 2.0
 #: A log is rewritten when it has so many bytes, and so many times those of what it comes to.
 _REWRITE_BYTES, _REWRITE_TIMES = 64 << 20, 2
 #: About, beside what it says.
@@ -91,9 +89,8 @@ class LiveStore:
         #: What this one follows; and who follows this one.
         self._successor: LiveStore | None = None
         self._followers: WeakSet[LiveStore] = WeakSet()
-        #: What it follows has not told it all: that failed, or nobody has searched this one of late.
+        #: What it follows could not tell it all.
         self._is_behind = False
-        self._asked_s = time.monotonic()
         #: Open indexes of the generation.
         self._indexes: WeakSet[OpenIndex] = WeakSet()
         self._place = LogPlace(0, self._first, 0)
@@ -117,12 +114,10 @@ class LiveStore:
 
     def current(self) -> LiveRows | None:
         """What has changed until now; None: nothing."""
-        now = self._asked_s = time.monotonic()
-        if (self._is_behind or not self.is_sole_writer) and now >= self._look_again_s:
-            # At once, where nobody asked for long.
-            blocking, self._look_again_s = self._look_again_s < 0, now + LOOK_AGAIN_S
+        if (self._is_behind or not self.is_sole_writer) and time.monotonic() >= self._look_again_s:
+            self._look_again_s = time.monotonic() + LOOK_AGAIN_S
             try:
-                self._look(blocking=blocking)
+                self._look(blocking=False)
                 self._problem = ""
             except HybridIndexError as error:
                 if str(error) != self._problem:
@@ -369,7 +364,6 @@ class LiveStore:
         ``blocking``: False: nothing is looked for while somebody writes. ``asks``: which generation is the current one,
         even if nobody else may write.
         """
-        self._asked_s = time.monotonic()
         # First: who is followed now was current before.
         followed = self._successor
         name = None if self.is_sole_writer and not asks else current_name(self.folder.parent)
@@ -505,9 +499,6 @@ class LiveStore:
                 self._successor = leader
             self._is_behind = True
             if index is None:  # nobody searches it
-                return
-            if time.monotonic() - self._asked_s > _UNASKED_S:
-                self._look_again_s = -1.0
                 return
             state, known = self._state, self._place.number
             if isinstance(what, LogPart):

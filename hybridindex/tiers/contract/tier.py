@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
-from hybridindex.processes import OfOneProcess
+from hybridindex.processes import OfOneProcess, weakly
 from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.copy_queue import CopyQueue
 from hybridindex.tiers.contract.device_health import TierHealth
@@ -97,7 +97,7 @@ class Tier(OfOneProcess, ABC):
         #: Whether the device had room once.
         self._opened = False
         self._clock = clock
-        self._health = TierHealth(lambda: self.label, clock)
+        self._health = TierHealth(weakly(self, lambda tier: tier.label), clock)
         self._moves: CopyQueue[Move] = CopyQueue()
         self._work = threading.Condition()
         self._closed = self._hurried = False

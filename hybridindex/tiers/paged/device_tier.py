@@ -21,6 +21,7 @@ from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, 
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
+from hybridindex.processes import weakly
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
@@ -126,7 +127,7 @@ class DeviceTier(Tier):
             copier=self._copier,
             pinned=memory.pinned,
             ordinal=ordinal,
-            usable=lambda: self.usable,
+            usable=weakly(self, lambda tier: tier.usable),
         )
         try:
             self._take_memory()
