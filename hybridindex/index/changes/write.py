@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,7 +74,7 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
         UnsupportedIndexError: the codec takes no rows. DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
     """
-    with index.rows.live.coming() as coming, short_switch_interval():
+    with index.rows.live.coming() as coming:
         return _add(index, _prepared(index.rows, vectors, ids, attributes), coming, sync=sync)
 
 
@@ -97,7 +98,7 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
         return _change(no_ids(), rows, given), given
 
     ids_named = () if rows.ids is None else rows.ids.tolist()
-    return _commit(index.rows, resolve, ids_named, sync=sync, coming=coming)
+    return _commit(index.rows, resolve, ids_named, sync=sync, n=len(rows.lists), coming=coming)
 
 
 def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, sync: bool = True) -> int:
@@ -108,7 +109,7 @@ def upsert(index: IVFIndex, vectors: Any, ids: Any, attributes: Any = None, *, s
     """
     if ids is None:
         raise InvalidInputError("ids is None; expected the id of each row")
-    with index.rows.live.coming() as coming, short_switch_interval():
+    with index.rows.live.coming() as coming:
         return _upsert(index, _prepared(index.rows, vectors, ids, attributes), coming, sync=sync)
 
 
@@ -121,7 +122,7 @@ def _upsert(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> int:
         state.added.largest_id = max(state.added.largest_id, int(given.max(initial=-1)))
         return _change(there, rows, given) if len(given) else None, len(there)
 
-    return _commit(index.rows, resolve, given.tolist(), sync=sync, coming=coming)
+    return _commit(index.rows, resolve, given.tolist(), sync=sync, n=len(given), coming=coming)
 
 
 def delete(index: IVFIndex, ids: Any = None, where: str | None = None, *, sync: bool = True) -> int:
@@ -154,7 +155,9 @@ def delete(index: IVFIndex, ids: Any = None, where: str | None = None, *, sync: 
         nothing = no_rows(index.code_size)
         return Change(gone=there, ids=no_ids(), lists=no_ids(), codes=nothing), len(there)
 
-    return _commit(index, resolve, None if given is None else given.tolist(), sync=sync)
+    if given is None:
+        return _commit(index, resolve, None, sync=sync, n=_MANY_ROWS)
+    return _commit(index, resolve, given.tolist(), sync=sync, n=len(given))
 
 
 def largest_id(index: IVFIndex, added: AddedLists | None) -> int:
@@ -185,14 +188,25 @@ def _commit(
     ids: Collection[int] | None,
     *,
     sync: bool,
+    n: int,
     coming: Coming | None = None,
 ) -> _T:
-    with claim_of(index.path).held(WAIT_S), short_switch_interval():
-        return index.live.commit(resolve, ids=ids, sync=sync, coming=coming)
+    """``n``: rows that come or go, about."""
+    # Who keeps the claim need not take it each time.
+    claimed = nullcontext() if index.live.is_sole_writer else claim_of(index.path).held(WAIT_S)
+    with claimed:
+        return index.live.commit(resolve, ids=ids, sync=sync, coming=coming, is_small=n < _MANY_ROWS)
 
 
 def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     refuse_unwritable(index)
+    many = getattr(vectors, "ndim", 2) > 1 and hasattr(vectors, "__len__") and len(vectors) >= _MANY_ROWS
+    # What is small takes the GIL for less than threads do that switch.
+    with short_switch_interval() if many else nullcontext():
+        return _prepare(index, vectors, ids, attributes)
+
+
+def _prepare(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     given = np.asarray(vectors) if isinstance(vectors, list) else vectors
     given = given[None] if isinstance(given, np.ndarray) and given.ndim == 1 else given
     if not isinstance(given, np.ndarray) or given.ndim != 2 or given.shape[1] != index.dim:
