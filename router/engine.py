@@ -48,7 +48,8 @@ __all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 
-
+#: Between looks whether it is idle.
+_LOOK_S = 0.002
 #: Begins a batch: see :meth:`Engine._start`.
 _Start = Callable[[list[Request], Residency, "_Slot", Callable[[Batch], None]], "tuple[Batch, ProbePart | None, float]"]
 
@@ -221,6 +222,14 @@ class Engine:
                 return False
             self._stand_in = current
         return True
+
+    def wait_idle(self, limit_s: float) -> None:
+        """Until nothing waits and no batch is under way, for so long at most."""
+        ends = time.monotonic() + limit_s
+        while time.monotonic() < ends:
+            if self._waiting.empty() and self._held_back is None and self._slots.qsize() == MAX_BATCHES_IN_FLIGHT:
+                return
+            time.sleep(_LOOK_S)
 
     def close(self) -> set[int]:
         """Answers what is queued, then joins all threads. Once.

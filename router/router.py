@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
-from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import Warmed
@@ -90,6 +91,7 @@ class Router(OfOneProcess):
         #: Lists of the one that had most.
         self._most_nprobe = 0
         self._following = threading.Lock()
+        self._follower: threading.Thread | None = None
         #: No other generation or plan begins.
         self._ending = False
         self._served = self._open(index, plan, config)
@@ -123,15 +125,17 @@ class Router(OfOneProcess):
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
         self._refuse_own_threads("apply_plan")
-        served = self._served
         check_share(bandwidth_share)
-        served.precision.check_plan(plan.index_fingerprint)
-        if plan.n_devices != len(served.tiers):
-            raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(served.tiers)}")
-        refuse_infeasible(plan, force=force)
-        # Their pages would keep an arena from shrinking. They come again.
-        served.engine.added_on_devices.clear()
-        served.placement.apply(plan, bandwidth_share)
+        # Not in the middle of another generation's opening.
+        with self._following:
+            served = self._served
+            served.precision.check_plan(plan.index_fingerprint)
+            if plan.n_devices != (n := len(served.tiers)):
+                raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {n}")
+            refuse_infeasible(plan, force=force)
+            # Their pages would keep an arena from shrinking. They come again.
+            served.engine.added_on_devices.clear()
+            served.placement.apply(plan, bandwidth_share)
 
     def set_device_budget(self, budgets: Sequence[int]) -> None:
         """Other ``device_budget_bytes`` than were configured: bytes of each device, which arenas keep to from the next
@@ -143,7 +147,8 @@ class Router(OfOneProcess):
         if self.config.device_budget_bytes is None:
             raise InvalidInputError("device_budget_bytes is None: each plan's own budget counts")
         self.config = self.config.updated({"device_budget_bytes": tuple(budgets)})
-        self._served.opening.set_budgets(tuple(budgets))
+        for served in (*self._others, self._served):
+            served.opening.set_budgets(tuple(budgets))
 
     def settle(self) -> None:
         """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.
@@ -152,7 +157,7 @@ class Router(OfOneProcess):
         the change was given a small share of the time.
         """
         self._ending = True
-        for served in (self._served, *self._others):
+        for served in (*self._others, self._served):
             served.placement.settle()
 
     # Generations
@@ -162,7 +167,13 @@ class Router(OfOneProcess):
         """What searches scan: a generation of the index, its rows or its codes."""
         return self._served.index
 
-    def follow(self, index: IVFIndex, plan: Plan | None = None) -> None:
+    def follow(
+        self,
+        index: IVFIndex,
+        plan: Plan | None = None,
+        *,
+        heir_of: Callable[[Plan], Plan] | None = None,
+    ) -> None:
         """Serves another generation of the index from now on. Searches that are under way are answered by the one in
         which they began. Sessions go on, without the lists that lookahead brought; filters stay valid; a search that
         asks for more lists than there are now probes all. Devices have memory for one generation: the host serves while
@@ -171,6 +182,7 @@ class Router(OfOneProcess):
         Args:
             index: open; its owner closes it after the router.
             plan: what to keep on the devices.
+            heir_of: or the plan to put in the place of the one in force, where there is one.
 
         Raises:
             InvalidInputError: queries of one generation are none of the other. RouterClosedError: after :meth:`settle`
@@ -181,7 +193,9 @@ class Router(OfOneProcess):
         for name in ("dim", "metric"):
             if (was := getattr(self.index, name)) != (now := getattr(index, name)):
                 raise InvalidInputError(f"{name} of the other generation is {now}; this router answers {was}")
-        with self._following:
+        with self._following, self._on_this_thread():
+            if heir_of is not None and self.plan is not None:
+                plan = heir_of(self.plan)
             if self._served.tiers:
                 planned = None if plan is None else plan.index_fingerprint
                 self._replace(index, plan, without_devices(self.config, index, planned))
@@ -199,12 +213,32 @@ class Router(OfOneProcess):
                 raise RouterClosedError("the router is closed, or about to be")
             served.start()
             self._served = served
+            # What it began may have to begin again in it.
+            before.engine.wait_idle(config.health.stuck_s)
             before.close()
         finally:
             self._others = ()
 
+    @contextmanager
+    def _on_this_thread(self) -> Iterator[None]:
+        self._follower = threading.current_thread()
+        try:
+            yield
+        finally:
+            self._follower = None
+
+    def owns_current_thread(self) -> bool:
+        """Whether a callback asks, on a thread that would wait for itself."""
+        try:
+            self._refuse_own_threads("")
+        except RouterError:
+            return True
+        return False
+
     def _refuse_own_threads(self, what: str) -> None:
-        for served in (self._served, *self._others):
+        if self._follower is threading.current_thread():
+            raise RouterError(f"{what} was called from a callback while the router changes to another generation")
+        for served in (*self._others, self._served):
             served.refuse_own_threads(what)
 
     # Search

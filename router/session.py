@@ -108,12 +108,22 @@ class Session(OfOneProcess):
 
     def _now(self) -> Served:
         """What serves now."""
-        served = self._current()
-        if served is not self._served:
-            with self._lock:
-                if served is not self._served:
-                    self._take_up(served)
-        return served
+        with self._lock:
+            served = self._current()
+            if served is not self._served:
+                self._take_up(served)
+            return served
+
+    def _lists_in(self, served: Served) -> SessionLists:
+        """Those of this session there.
+
+        Raises:
+            RouterClosedError: another generation serves.
+        """
+        with self._lock:
+            if served is not self._served:
+                raise RouterClosedError("another generation of the index serves")
+            return self._lists
 
     def _take_up(self, served: Served) -> None:
         """With the lock held: another generation serves, in which this session has no lists."""
@@ -180,7 +190,8 @@ class Session(OfOneProcess):
             searcher.refuse_closed()
             probed = searcher.nprobe if nprobe is None else searcher.check_nprobe(nprobe)
             queries = searcher.prepare(draft_queries, own=True)
-            moving, n_dropped = served.lookahead.prefetch(self._lists, queries, probed, budget, alone)
+            lists = self._lists_in(served)
+            moving, n_dropped = served.lookahead.prefetch(lists, queries, probed, budget, alone)
             with self._lock:
                 self._n_lookaheads += 1
                 self._moving = [*(before for before in self._moving if not before.done()), moving]
@@ -380,8 +391,10 @@ class Session(OfOneProcess):
     def close(self) -> None:
         """Cancels what still moves; its lists may stay cached, or leave. Closing twice is harmless."""
         self._closed = True
-        if self._dropped.detach() is not None:
-            self._served.lookahead.release(self._lists)
+        with self._lock:
+            served, lists, is_open = self._served, self._lists, self._dropped.detach() is not None
+        if is_open:
+            served.lookahead.release(lists)
 
     def __enter__(self) -> Session:
         return self

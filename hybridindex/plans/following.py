@@ -50,7 +50,9 @@ class Followable(Protocol):
     @property
     def devices(self) -> tuple[object, ...]: ...
 
-    def follow(self, index: IVFIndex, plan: Plan | None = None) -> None: ...
+    def owns_current_thread(self) -> bool: ...
+
+    def follow(self, index: IVFIndex, *, heir_of: Callable[[Plan], Plan]) -> None: ...
 
 
 class Following:
@@ -65,13 +67,14 @@ class Following:
         self._writer, self._store = writer, store
         #: When each may be tried again.
         self._routers: WeakKeyDictionary[Followable, float] = WeakKeyDictionary()
-        self._looking = threading.Lock()
+        self._looking, self._adding = threading.Lock(), threading.Lock()
+        self._looker: threading.Thread | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, router: Followable) -> None:
         """From now on it follows, until it is closed."""
-        with self._looking:
+        with self._adding:
             self._routers[router] = 0.0
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(
@@ -81,30 +84,44 @@ class Following:
 
     def look(self) -> None:
         """Has all routers serve the newest generation; returns when they do. What goes wrong is logged, and tried
-        again: meanwhile a router sees all changes in the generation that it has."""
+        again: meanwhile a router sees all changes in the generation that it has. In a callback on a thread of a router
+        it returns at once: others follow."""
+        with self._adding:
+            routers = list(self._routers.items())
+        if self._looker is threading.current_thread() or any(router.owns_current_thread() for router, _ in routers):
+            return
         with self._looking:
+            self._looker = threading.current_thread()
             try:
-                # Of other processes' compactions it learns when it is asked for changes.
-                self._writer.newest.live.current()
-                newest = self._writer.newest
-            except HybridIndexError as error:
-                _log.warning("whether %s was compacted is not known now: %s", self._writer.path, error)
+                self._look(routers)
+            finally:
+                self._looker = None
+
+    def _look(self, routers: list[tuple[Followable, float]]) -> None:
+        try:
+            # Of other processes' compactions it learns when it is asked for changes.
+            self._writer.newest.live.current()
+            newest = self._writer.newest
+        except Exception as error:  # noqa: BLE001 - the next look tries again
+            _log.warning("whether %s was compacted is not known now: %s", self._writer.path, error)
+            return
+        for router, not_before_s in routers:
+            if self._closed.is_set():
                 return
-            for router, not_before_s in list(self._routers.items()):
-                if self._closed.is_set():
-                    return
-                serves = router.index.rows is newest and len(router.devices) == len(router.config.devices)
-                if not serves and time.monotonic() >= not_before_s:
-                    self._bring(router, newest)
+            if time.monotonic() >= not_before_s:
+                self._bring(router, newest)
 
     def _bring(self, router: Followable, newest: IVFIndex) -> None:
         try:
-            plan = router.plan
-            router.follow(newest, None if plan is None else self._plan_of_heir(newest, plan))
+            serves = router.index.rows.fingerprint == newest.fingerprint
+            if not serves or len(router.devices) != len(router.config.devices):
+                router.follow(newest, heir_of=lambda plan: self._plan_of_heir(newest, plan))
         except RouterClosedError:
-            del self._routers[router]
+            with self._adding:
+                self._routers.pop(router, None)
         except Exception as error:  # noqa: BLE001 - the other routers follow
-            self._routers[router] = time.monotonic() + _RETRY_S
+            with self._adding:
+                self._routers[router] = time.monotonic() + _RETRY_S
             _log.error(
                 "a router of %s does not serve generation %d, and tries again in %g s: %s",
                 newest.path, newest.generation, _RETRY_S, error, exc_info=not isinstance(error, HybridIndexError),

@@ -186,9 +186,10 @@ class Placement:
             wanted = max(wanted, tier.capacity_bytes)
         budget, scratch = self._opening.budget_of(plan, tier.ordinal), self._opening.scratch_of(plan, tier.ordinal)
         tier.resize(wanted, budget, scratch)
-        if tier.capacity_bytes > wanted:
-            self._lookahead.evict(tier.lists_beyond(self._residency.current, wanted + scratch))
-            tier.resize(wanted, budget, scratch)
+        if isinstance(tier, DeviceTier) and tier in self._paged:
+            cached = tier.lists_alone_beyond(self._residency.current, wanted)
+            if len(cached) and self._lookahead.evict(cached):
+                tier.resize(wanted, budget, scratch)
         lists = tier.lists_beyond(self._residency.current, budget)
         if len(lists):
             self._wait_reclaimed(self._residency.publish({}, drops=lists.tolist()).version)

@@ -164,8 +164,8 @@ class ListRefs:
         return self._give_up(room.lists)
 
     def evict(self, lists: I64) -> list[int]:
-        """The cached ones among ``lists``; they are given up."""
-        return self._give_up(lists[self._cached[lists]])
+        """``lists``, which are cached; they are given up."""
+        return self._give_up(lists)
 
     def _kept(self) -> Mask:
         kept = self._pinned.copy()

@@ -201,11 +201,14 @@ class Lookahead:
         with self._lock:
             return self._refs.wanted()
 
-    def evict(self, lists: I64) -> None:
-        """Drops the cached ones among ``lists``, and waits until their pages are free."""
+    def evict(self, lists: I64) -> bool:
+        """Drops ``lists`` if all of them are but cached, and waits until their pages are free; whether they are."""
         with self._lock:
+            if not self._refs.cached[lists].all():
+                return False
             drops = self._drop_evicted(self._refs.evict(lists))
         self._wait_for_pages(drops)
+        return True
 
     def room_for_plan(self, tier: DeviceTier) -> int:
         """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""

@@ -304,3 +304,54 @@ def test_a_generation_that_serves_no_more_is_gone_at_once(index, devices):
             assert before() is None
     finally:
         gc.enable()
+
+
+def test_callbacks_on_the_routers_own_threads_wait_for_nobody(index):
+    """Who answers is what a follow waits for."""
+    index, truth = index
+    told = []
+
+    def back(_):
+        index._following.look()
+        with index.router(devices=()) as other:
+            told.append(other.index.generation)
+
+    with index.router(devices=["cpu"], device_budget_bytes=4 << 20) as router:
+        for turn in range(2):
+            change(index, truth, turn)
+            futures = [router.submit(clustered(2), 5) for _ in range(20)]
+            for future in futures:
+                future.add_done_callback(back)
+            compacting = threading.Thread(target=index.compact)
+            compacting.start()
+            compacting.join(WAIT_S)
+            assert not compacting.is_alive()
+            for future in futures:
+                future.result(WAIT_S)
+        assert router.index.generation == 3
+    assert told
+
+
+def test_a_plan_in_force_is_inherited_by_whoever_follows(index):
+    index, _ = index
+    with index.router(plan_router_like(index), devices=["cpu"], follow=False) as router:
+        other = plan_router_like(index, 0.3)
+        router.apply_plan(other)
+        seen = []
+
+        def heir(plan):
+            seen.append(plan)
+            return plan_of(index.ivf, 0.2)
+
+        index.delete([1, 2, 3])
+        index.compact()
+        router.follow(index.ivf, heir_of=heir)
+        assert seen == [other]
+        assert router.residency.resident_lists().size
+        router.check_invariants()
+
+
+def plan_router_like(index, share=0.6):
+    plan = plan_of(index.ivf, share)
+    plan.analysis.profile.scanner, plan.request.row_cache_bytes = "native", None
+    return plan

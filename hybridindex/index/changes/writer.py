@@ -128,7 +128,9 @@ class IndexWriter:
         if self._maintainer is not None and self._maintainer is not threading.current_thread():
             self._maintainer.join()
         if self._keeps:
-            self._keeps = self._newest.live.is_sole_writer = False
+            self._keeps = False
+            for index in [*self._older, self._newest]:
+                index.live.is_sole_writer = False
             self._claim.give_up()
         for index in [*self._older, self._newest]:
             index.close()

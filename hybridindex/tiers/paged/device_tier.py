@@ -293,6 +293,16 @@ class DeviceTier(Tier):
         going = np.isin(residency.pages_of(here), self.arena.used_beyond(room))
         return np.unique(np.repeat(here, residency.page_counts[here])[going])
 
+    def lists_alone_beyond(self, residency: Residency, nbytes: int) -> I64:
+        """Resident lists in the last pages, which alone keep the arena from having ``nbytes``, in whole pages. None
+        where others are in these pages, too. (m,) int64."""
+        used = self.arena.used_beyond(-(-nbytes // self.geometry.page_bytes))
+        here = residency.resident_lists(self.ordinal)
+        going = np.isin(residency.pages_of(here), used)
+        if int(going.sum()) < len(used):
+            return np.empty(0, dtype=np.int64)
+        return np.unique(np.repeat(here, residency.page_counts[here])[going])
+
     # Scan
 
     def scanner(self, residency: Residency) -> PageScanner:
