@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.errors import InvalidInputError, ProfileError, RouterClosedError
+from hybridindex.plans.following import plan_of_heir
 from hybridindex.router import served as served_module
 from hybridindex.router.devices import opening
 from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
@@ -122,11 +123,15 @@ def test_the_plan_s_heir_decides_what_devices_hold(tmp_path):
             resident = set(router.residency.resident_lists().tolist())
             assert resident >= set(router.plan.resident_lists.tolist()) != set()
             assert router.search(clustered(4, seed=9)).hit_rate.mean() > 0.2
-            # The profile of a router that missed a generation comes from the store.
-            router._served.index.manifest.notes["compacted"] = "other"
             index.delete(share_of_ids(0.2, seed=1, n=6000))
             index.compact()
             assert router.plan.index_fingerprint == index.fingerprint
+            # Whoever missed a generation has the profile that is stored, if one is.
+            with index.store() as store:
+                made = plan_of_heir(index.ivf, plan, store)
+            assert made.index_fingerprint == index.fingerprint
+            with pytest.raises(ProfileError, match="no profile of this index's rows is stored"):
+                plan_of_heir(index.ivf, plan, None)
             # Who keeps what he has sees all changes.
             assert other.plan is plan
             assert other.index.generation == 1

@@ -200,13 +200,6 @@ def _commit(
 
 def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     refuse_unwritable(index)
-    many = getattr(vectors, "ndim", 2) > 1 and hasattr(vectors, "__len__") and len(vectors) >= _MANY_ROWS
-    # What is small takes the GIL for less than threads do that switch.
-    with short_switch_interval() if many else nullcontext():
-        return _prepare(index, vectors, ids, attributes)
-
-
-def _prepare(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     given = np.asarray(vectors) if isinstance(vectors, list) else vectors
     given = given[None] if isinstance(given, np.ndarray) and given.ndim == 1 else given
     if not isinstance(given, np.ndarray) or given.ndim != 2 or given.shape[1] != index.dim:
@@ -215,6 +208,14 @@ def _prepare(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     n, most = len(given), min(_MOST_ROWS, _MOST_BYTES // index.code_size)
     if n > most:
         raise InvalidInputError(f"vectors hold {n} rows; expected {most} at most in one call")
+    # What is small takes the GIL for less than threads do that switch.
+    with short_switch_interval() if n >= _MANY_ROWS else nullcontext():
+        return _encoded(index, given, ids, attributes)
+
+
+def _encoded(index: IVFIndex, given: npt.NDArray[Any], ids: Any, attributes: Any) -> _Rows:
+    """``given``: (n, dim)."""
+    n = len(given)
     numbered = check_ids_argument(ids, n)
     if numbered is not None:
         numbered = np.array(numbered, dtype=np.int64)
