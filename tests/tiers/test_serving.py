@@ -80,8 +80,8 @@ def test_a_plan_for_shards_reckons_with_their_pages_and_tables(tmp_path):
         assert (tier_of(index, "cpu").page_bytes, tier_of(index, "cpu").fixed_bytes) == (DEFAULT_PAGE_BYTES, 0)
 
 
-@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="faiss-gpu is installed")
-def test_without_faiss_gpu_a_gpu_leaves_such_a_codec_to_the_host(tmp_path):
+def test_without_faiss_gpu_a_gpu_leaves_such_a_codec_to_the_host(tmp_path, monkeypatch):
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     with small_index(tmp_path / "i", codec="faiss:PQ6x6np") as index:
         choice = tier_of(index, "cuda:0")
         assert choice.tier == "host"

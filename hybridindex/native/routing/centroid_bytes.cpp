@@ -4,34 +4,20 @@
 #include <cmath>
 #include <cstring>
 
+#include "routing/centroid_rows.h"
+
 namespace hybridindex {
 namespace {
 
-// Fewer bytes of centroids are compared as fast as they are.
-constexpr std::int64_t kLeastBytes = 256 << 10;
-// Products of more bytes do not fit 32 bits.
-constexpr std::int64_t kMostDims = 32768;
-// So large no product of two numbers is: their bounds are numbers, too.
-constexpr double kTooLarge = 1e15;
 // Beside what sums of doubles lose.
 constexpr double kAbove = 1 + 1e-6;
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
-
-double length_of(const float* x, std::int64_t dim) {
-    double sum = 0;
-    for (std::int64_t i = 0; i < dim; ++i) sum += static_cast<double>(x[i]) * x[i];
-    return std::sqrt(sum);
-}
 
 }  // namespace
 
 CentroidBytes::CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim,
                              bool inner_product, const BlockKernels& kernels)
     : dim_(dim), row_bytes_(round_up(dim, kFilterStep)), inner_product_(inner_product), kernels_(kernels) {
-    if (!kernels.fast_dots || nlist * dim * 4 < kLeastBytes || dim > kMostDims) return;
-    for (std::int64_t list = 0; list < nlist; ++list)
-        if (!(length_of(rows + list * padded_dim, dim) < kTooLarge)) return;
+    if (!worth_rounding(rows, nlist, dim, padded_dim, kernels)) return;
     const std::size_t n = static_cast<std::size_t>(dim);
     std::vector<float> most(rows, rows + dim);
     offset_.assign(rows, rows + dim);

@@ -22,8 +22,7 @@ public:
         double length;
     };
 
-    // Of rows of padded_dim numbers. Empty where all are in the cache anyway, where the CPU multiplies floats as fast, or where
-    // not all are numbers.
+    // Of rows of padded_dim numbers. Empty where rounding does not pay: see worth_rounding.
     CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim, bool inner_product,
                   const BlockKernels& kernels);
 

@@ -6,24 +6,17 @@
 #include <limits>
 
 #include "routing/buckets.h"
+#include "routing/centroid_rows.h"
 
 namespace hybridindex {
 namespace {
 
-// Fewer bytes of centroids stay in the second cache.
-constexpr std::int64_t kLeastBytes = 512 << 10;
 // Of three lists two: comparing all would be as fast.
 constexpr std::int64_t kMostOfThree = 2;
 // Bytes between what is read and what is fetched.
 constexpr std::int64_t kBytesAhead = 4 << 10;
 constexpr int kZero = 128;
-// With more of them sums of products of bytes leave their 32 bits.
-constexpr std::int64_t kMostDims = 32768;
-// So large no product of two numbers is: their bounds are numbers, too.
-constexpr double kTooLarge = 1e15;
 constexpr float kLargest = std::numeric_limits<float>::max();
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 // A float that is not below it.
 float above(double value) { return static_cast<float>(value * (1 + 1e-6)) + std::numeric_limits<float>::min(); }
@@ -32,20 +25,12 @@ float above(double value) { return static_cast<float>(value * (1 + 1e-6)) + std:
 // for what bounds themselves lose.
 double float_error(std::int64_t dim) { return std::ldexp(static_cast<double>(dim + 64), -22); }
 
-double length_of(const float* x, std::int64_t dim) {
-    double sum = 0;
-    for (std::int64_t i = 0; i < dim; ++i) sum += static_cast<double>(x[i]) * x[i];
-    return std::sqrt(sum);
-}
-
 }  // namespace
 
 RoundedCentroids::RoundedCentroids(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim,
                                    bool inner_product, const BlockKernels& kernels)
     : nlist_(nlist), dim_(dim), row_bytes_(round_up(dim, kFilterStep)), inner_product_(inner_product), kernels_(kernels) {
-    if (!kernels.fast_dots || nlist * dim * 4 < kLeastBytes || dim > kMostDims) return;
-    for (std::int64_t list = 0; list < nlist; ++list)
-        if (!(length_of(rows + list * padded_dim, dim) < kTooLarge)) return;
+    if (!worth_rounding(rows, nlist, dim, padded_dim, kernels)) return;
     const std::int64_t count = round_up(nlist, kBlockRows);
     whole_.grow(count * row_bytes_);
     std::vector<std::int8_t> whole(static_cast<std::size_t>(row_bytes_));

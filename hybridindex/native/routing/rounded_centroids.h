@@ -25,8 +25,7 @@ struct NearLists {
 // Safe to use from several threads at once.
 class RoundedCentroids {
 public:
-    // Of rows of padded_dim numbers. Nothing is rounded where all are in the cache anyway, where the CPU multiplies floats as
-    // fast, or where not all are numbers.
+    // Of rows of padded_dim numbers. Nothing is rounded where that does not pay: see worth_rounding.
     RoundedCentroids(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim, bool inner_product,
                      const BlockKernels& kernels);
 
