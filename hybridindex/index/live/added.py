@@ -8,6 +8,7 @@ its extent, or loses a row, is copied into another one.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from hybridindex.index.attributes.added import AddedAttributes
 from hybridindex.index.live.extents import move_extents, put_rows
-from hybridindex.index.storage.huge_pages import empty_in_huge_pages
+from hybridindex.index.storage.huge_pages import empty_in_huge_pages, reserves
 from hybridindex.index.storage.layout import ALIGNMENT, id_slots
 from hybridindex.index.storage.lists import ExtentReader
 from hybridindex.types import I64, U8
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AddedLists", "AddedRows"]
 
-#: Of the first extent of a list, and of the first arena.
+#: Of the first extent of a list, and of an arena.
 _FEWEST_ROWS, _FEWEST_BYTES = 8, 1 << 20
+#: Bytes of an arena for each byte of its lists, and at least, where those that are never written to cost nothing; and
+#: where they do.
+_RESERVED, _RESERVED_BYTES, _ROOM = 16, 1 << 30, 2
+#: So many bytes are used for each that is held before lists are copied: one that grows leaves as much behind as it has.
+_USED = 3
 #: Beside each row's code: its id, and its number among all that were ever added.
 _BESIDE_BYTES = 16
 
@@ -98,8 +104,10 @@ class AddedRows:
         self._granule = 8 // math.gcd(8, code_size)
         self._table: I64 = np.zeros((nlist, 3), dtype=np.int64)
         self._origin, self._losses = object(), np.zeros(nlist, dtype=np.int64)
-        self._data = _arena(0)
+        self._data: U8 = np.empty(0, dtype=np.uint8)
         self._free = 0
+        #: Bytes that may be used before somebody looks what of them is held.
+        self._most = 0
         #: The list of each id.
         self._list_of: dict[int, int] = {}
         #: Rows that were ever added, and the largest of their ids; -1: none.
@@ -181,12 +189,17 @@ class AddedRows:
         return -(-rows // self._granule) * self._granule
 
     def _make_room(self, nbytes: int) -> None:
-        """Copies all lists into a new arena where this one has no ``nbytes`` left."""
-        if self._free + nbytes <= len(self._data):
+        """Copies all lists into a new arena where this one has no ``nbytes`` left, or holds little else than what lists
+        have left behind."""
+        used = self._free + nbytes
+        if used <= min(self._most, len(self._data)):
             return
         there = np.flatnonzero(self._table[:, 0])
-        live = int((self._table[there, 1] * self._row_bytes + ALIGNMENT).sum())
-        old, self._data, self._free = self._data, _arena(2 * (live + nbytes)), 0
+        live = int((self._table[there, 1] * self._row_bytes + ALIGNMENT).sum()) + nbytes
+        self._most = max(_USED * live, _FEWEST_BYTES)
+        if used <= min(self._most, len(self._data)):
+            return
+        old, self._data, self._free = self._data, _arena(live), 0
         self._move(there, self._table[there, 1], old)
         self._table[self._table[:, 0] == 0] = 0
 
@@ -216,5 +229,9 @@ def _is_in(ids: I64, ascending: I64) -> npt.NDArray[np.bool_]:
 
 
 def _arena(nbytes: int) -> U8:
-    """New memory, taken where it is written to."""
-    return empty_in_huge_pages(-(-max(nbytes, _FEWEST_BYTES) // ALIGNMENT) * ALIGNMENT)
+    """New memory for so many bytes and what they become, taken where it is written to."""
+    whole = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if reserves():
+        with suppress(MemoryError):  # addresses may be limited
+            return empty_in_huge_pages(max(_RESERVED * whole, _RESERVED_BYTES), reserve=True)
+    return empty_in_huge_pages(max(_ROOM * whole, _FEWEST_BYTES))

@@ -206,7 +206,10 @@ class LiveStore:
             if current_name(self.folder.parent) != self.folder.name:  # another process compacted it
                 return False
             self._read_on()
-            if self._place.end < least_bytes:
+            added, code_size = self._state.added, self._shape[1]
+            # Without attributes, and without copying what there is: writers wait meanwhile.
+            least = 8 * len(self._state.gone) + len(added) * (16 + code_size)
+            if self._place.end < max(least_bytes, _REWRITE_TIMES * least):
                 return False
             state = self._changes()
             nbytes = sum(each.nbytes + _RECORD_BYTES for each in state)

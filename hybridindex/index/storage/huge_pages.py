@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,13 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.types import U8
 
-__all__ = ["drop_small_pages", "empty_in_huge_pages", "load_in_huge_pages", "map_file", "worth_huge_pages"]
+__all__ = ["drop_small_pages", "empty_in_huge_pages", "load_in_huge_pages", "map_file", "reserves", "worth_huge_pages"]
 
 #: linux/mman.h; Python does not name it.
 _MADV_POPULATE_READ = 22
+_MAP_NORESERVE = 0x4000
+#: Whether the system counts memory that was asked for and never written to: 2, always.
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _LEAST_BYTES = _HUGE_PAGE = 2 << 20
 #: What new memory begins at a multiple of: registers are read fastest there.
 _ALIGNED = 64
@@ -42,8 +47,11 @@ def load_in_huge_pages(path: Path) -> None:
         view.madvise(_MADV_POPULATE_READ)
 
 
-def empty_in_huge_pages(nbytes: int) -> U8:
+def empty_in_huge_pages(nbytes: int, *, reserve: bool = False) -> U8:
     """New memory, (nbytes,) uint8, from a multiple of 64; in huge pages where it is large and the system gives some.
+
+    Args:
+        reserve: most of it may never be written to. See :func:`reserves`.
 
     Raises:
         MemoryError: the system has not that much.
@@ -55,7 +63,8 @@ def empty_in_huge_pages(nbytes: int) -> U8:
     # Whole huge pages, from the first one on.
     whole = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     try:
-        view = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_NORESERVE if reserve and reserves() else 0)
+        view = mmap.mmap(-1, whole + _HUGE_PAGE, flags=flags)
     except OSError as error:
         raise MemoryError(f"no room for {nbytes} bytes") from error
     with contextlib.suppress(OSError):
@@ -63,6 +72,15 @@ def empty_in_huge_pages(nbytes: int) -> U8:
     memory = np.frombuffer(view, dtype=np.uint8)
     start = -memory.ctypes.data % _HUGE_PAGE
     return memory[start : start + nbytes]
+
+
+@cache
+def reserves() -> bool:
+    """Whether memory that is never written to costs nothing but addresses."""
+    try:
+        return sys.platform == "linux" and _OVERCOMMIT.read_text(encoding="ascii").strip() != "2"
+    except OSError:
+        return False
 
 
 def drop_small_pages(fd: int) -> None:
