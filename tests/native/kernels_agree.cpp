@@ -21,6 +21,7 @@
 #include "pq/pq_scan.h"
 #include "rabitq/code_scan.h"
 #include "rabitq/encode.h"
+#include "simd/aligned_buffer.h"
 #include "simd/block_kernels.h"
 
 using namespace hybridindex;
@@ -667,6 +668,54 @@ void compare_dots(const BlockKernels& kernels) {
         }
 }
 
+// Pairs that pass, of whole numbers; rows and queries lie one beside the other where the kernels want them so.
+void compare_filters(const BlockKernels& kernels) {
+    if (kernels.filter_interleaved == nullptr) return;
+    Random random(7);
+    for (const std::int64_t row_bytes : {64, 128, 448})
+        for (int n = 1; n <= 40; ++n) {
+            now = "filter_interleaved, " + std::string(kernels.name) + ", " + std::to_string(n) + " queries";
+            const std::int64_t groups = (n + kBlockRows - 1) / kBlockRows;
+            const std::vector<std::uint8_t> rows = bytes(random, kBlockRows * row_bytes);
+            const std::vector<std::uint8_t> queries = bytes(random, n * row_bytes);
+            AlignedBuffer<std::uint8_t> rows_between, queries_between;
+            AlignedBuffer<std::int8_t> packed;
+            rows_between.grow(kBlockRows * row_bytes), queries_between.grow(groups * kBlockRows * row_bytes);
+            const std::uint8_t *row_of[kBlockRows], *query_of[40];
+            const std::int8_t* signed_of[40];
+            for (int r = 0; r < kBlockRows; ++r) row_of[r] = rows.data() + r * row_bytes;
+            for (int q = 0; q < n; ++q) {
+                query_of[q] = queries.data() + q * row_bytes;
+                signed_of[q] = reinterpret_cast<const std::int8_t*>(query_of[q]);
+            }
+            interleave(row_of, kBlockRows, row_bytes, rows_between.data());
+            for (int q = 0; q < n; q += kBlockRows)
+                interleave(query_of + q, std::min(n - q, kBlockRows), row_bytes, queries_between.data() + q * row_bytes);
+            packed.grow(portable_kernels->packed_bytes(n, row_bytes));
+            portable_kernels->pack(signed_of, n, row_bytes, packed.data());
+            // Whole numbers, whose sums are exact.
+            const auto whole = [&random](std::int64_t most) { return static_cast<float>(random.below(2 * most) - most); };
+            RowTerms terms;
+            for (float& each : terms.length) each = whole(60);
+            for (float& each : terms.square) each = whole(60);
+            AlignedBuffer<float> base, square, length;
+            for (AlignedBuffer<float>* each : {&base, &square, &length}) each->grow(groups * kBlockRows);
+            for (int q = 0; q < n; ++q) base[q] = whole(2000 * row_bytes), square[q] = whole(9000), length[q] = whole(9000);
+            const QueryLimits limits{base.data(), square.data(), length.data()};
+            std::vector<std::uint32_t> right(static_cast<std::size_t>(n * kBlockRows), 0), found = right;
+            const int count = portable_kernels->filter(rows.data(), row_bytes, packed.data(), n, row_bytes, limits, terms,
+                                                       right.data(), nullptr);
+            for (const void* const next : {static_cast<const void*>(nullptr), static_cast<const void*>(rows.data())}) {
+                std::fill(found.begin(), found.end(), 0);
+                const int again =
+                    kernels.filter_interleaved(rows_between.data(), reinterpret_cast<const std::int8_t*>(queries_between.data()),
+                                               n, row_bytes, limits, terms, found.data(), next);
+                if (again != count) fail(std::to_string(again) + " pairs, not " + std::to_string(count));
+                same("pairs", right, found);
+            }
+        }
+}
+
 // What the portable kernels answer.
 std::uint64_t digest() {
     Random random(4);
@@ -712,7 +761,7 @@ int main(int argc, char** argv) {
         std::printf("kernels_agree: %s: %d sets as the portable ones\n", name.c_str(), n_sets);
     }
     for (const char* level : {"portable", "neon", "avx2", "avx512", "amx"})
-        if (const BlockKernels* const known = kernels_named(level)) compare_rows(*known), compare_dots(*known);
+        if (const BlockKernels* const known = kernels_named(level)) compare_rows(*known), compare_dots(*known), compare_filters(*known);
     if (!expected.empty() && expected != chosen) {
         std::fprintf(stderr, "kernels_agree: this CPU gets the kernels %s for codes; expected %s\n", chosen.c_str(),
                      expected.c_str());

@@ -31,7 +31,7 @@ CentroidBytes::CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t
     scale_.resize(n);
     for (std::size_t i = 0; i < n; ++i) scale_[i] = (most[i] - offset_[i]) / 255.0f;
     const std::int64_t count = round_up(nlist, kBlockRows);
-    bytes_.assign(static_cast<std::size_t>(count * row_bytes_), 0);
+    bytes_.grow(count * row_bytes_);
     for (std::int64_t list = 0; list < nlist; ++list) {
         const float* const row = rows + list * padded_dim;
         std::uint8_t* const out = bytes_.data() + list * row_bytes_;
@@ -47,9 +47,41 @@ CentroidBytes::CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t
         error_ = std::max(error_, std::sqrt(square) * kAbove);
     }
     terms_.resize(static_cast<std::size_t>(count / kBlockRows));
-    for (std::int64_t first = 0; first < count; first += kBlockRows)
-        kernels.row_terms(block(first), row_bytes_, kBlockRows, dim, inner_product ? nullptr : scale_.data(),
+    std::vector<std::uint8_t> apart(static_cast<std::size_t>(kBlockRows * row_bytes_));
+    for (std::int64_t first = 0; first < count; first += kBlockRows) {
+        std::uint8_t* const own = bytes_.data() + first * row_bytes_;
+        kernels.row_terms(own, row_bytes_, kBlockRows, dim, inner_product ? nullptr : scale_.data(),
                           &terms_[static_cast<std::size_t>(first / kBlockRows)]);
+        if (kernels.filter_interleaved == nullptr) continue;
+        std::copy(own, own + kBlockRows * row_bytes_, apart.begin());
+        const std::uint8_t* each[kBlockRows];
+        for (int r = 0; r < kBlockRows; ++r) each[r] = apart.data() + r * row_bytes_;
+        interleave(each, kBlockRows, row_bytes_, own);
+    }
+}
+
+std::int64_t CentroidBytes::packed_bytes(std::int64_t n) const {
+    if (kernels_.filter_interleaved != nullptr) return round_up(n, kBlockRows) * row_bytes_;
+    return kernels_.packed_bytes(static_cast<int>(n), row_bytes_);
+}
+
+void CentroidBytes::pack(const std::int8_t* const* queries, int n, std::int8_t* packed) const {
+    if (kernels_.filter_interleaved == nullptr) return kernels_.pack(queries, n, row_bytes_, packed);
+    for (int first = 0; first < n; first += kBlockRows) {
+        const std::uint8_t* each[kBlockRows];
+        const int there = std::min(n - first, kBlockRows);
+        for (int q = 0; q < there; ++q) each[q] = reinterpret_cast<const std::uint8_t*>(queries[first + q]);
+        interleave(each, there, row_bytes_, reinterpret_cast<std::uint8_t*>(packed + first * row_bytes_));
+    }
+}
+
+int CentroidBytes::near(std::int64_t first, const std::int8_t* packed, int n, const QueryLimits& limits,
+                        std::uint32_t* found, std::int64_t next) const {
+    const RowTerms& terms = terms_[static_cast<std::size_t>(first / kBlockRows)];
+    const std::uint8_t* const later = next < static_cast<std::int64_t>(terms_.size()) * kBlockRows ? block(next) : nullptr;
+    if (kernels_.filter_interleaved != nullptr)
+        return kernels_.filter_interleaved(block(first), packed, n, row_bytes_, limits, terms, found, later);
+    return kernels_.filter(block(first), row_bytes_, packed, n, row_bytes_, limits, terms, found, later);
 }
 
 CentroidBytes::Query CentroidBytes::query(const float* query, float* scratch, std::int8_t* whole) const {

@@ -26,23 +26,30 @@ public:
     CentroidBytes(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim, bool inner_product,
                   const BlockKernels& kernels);
 
-    bool empty() const { return bytes_.empty(); }
+    bool empty() const { return terms_.empty(); }
     std::int64_t row_bytes() const { return row_bytes_; }
-    // Of the block of lists from `first`, a multiple of kBlockRows.
-    const std::uint8_t* block(std::int64_t first) const { return bytes_.data() + first * row_bytes_; }
-    const RowTerms& terms(std::int64_t first) const { return terms_[static_cast<std::size_t>(first / kBlockRows)]; }
 
     // `query` is negated for inner products; `scratch` has room for dim numbers, `whole` for row_bytes().
     Query query(const float* query, float* scratch, std::int8_t* whole) const;
     // QueryLimits::base: lists that are no farther than `limit` pass.
     float base(const Query& query, float limit) const;
 
+    // Queries for near(): `packed` has room for packed_bytes(n), at a multiple of 64.
+    std::int64_t packed_bytes(std::int64_t n) const;
+    void pack(const std::int8_t* const* queries, int n, std::int8_t* packed) const;
+    // BlockKernels::filter on the block of lists from `first`, a multiple of kBlockRows; fetches that from `next` ahead,
+    // where there is one.
+    int near(std::int64_t first, const std::int8_t* packed, int n, const QueryLimits& limits, std::uint32_t* found,
+             std::int64_t next) const;
+
 private:
+    const std::uint8_t* block(std::int64_t first) const { return bytes_.data() + first * row_bytes_; }
+
     const std::int64_t dim_, row_bytes_;
     const bool inner_product_;
     const BlockKernels& kernels_;
     std::vector<float> scale_, offset_;
-    std::vector<std::uint8_t> bytes_;  // in whole blocks
+    AlignedBuffer<std::uint8_t> bytes_;  // in whole blocks, interleaved where the CPU compares them so
     std::vector<RowTerms> terms_;
     double error_ = 0;  // the length of the longest one, rounded up
 };

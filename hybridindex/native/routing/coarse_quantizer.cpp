@@ -220,7 +220,7 @@ void Centroids::Rows::make_room(const Shared& shared, std::int64_t widest) {
     queries.resize(static_cast<std::size_t>(widest));
     filter = shared.filters_.empty() ? nullptr : &shared.source_.kernels_;
     if (filter == nullptr) return;
-    packed.grow(filter->packed_bytes(static_cast<int>(widest), shared.source_.bytes_.row_bytes()));
+    packed.grow(shared.source_.bytes_.packed_bytes(widest));
     for (AlignedBuffer<float>* limits : {&base, &square, &length}) limits->grow(round_up(widest, kBlockRows));
     found.grow(widest * kBlockRows);
 }
@@ -285,7 +285,7 @@ void Centroids::pack(Rows& rows, Shared& shared, const std::int32_t* members, in
         rows.square[m] = static_cast<float>(bound.square / bound.step);
         rows.length[m] = static_cast<float>(bound.length / bound.step);
     }
-    kernels_.pack(whole, n, bytes_.row_bytes(), rows.packed.data());
+    bytes_.pack(whole, n, rows.packed.data());
     renew_limits(rows, shared, members, n, apart);
 }
 
@@ -299,11 +299,8 @@ void Centroids::renew_limits(Rows& rows, Shared& shared, const std::int32_t* mem
 
 bool Centroids::compare_found(Rows& rows, Shared& shared, const std::int32_t* members, int n, NearestLists* apart,
                               std::int64_t row) const {
-    const std::int64_t next = row + kBlockRows;
-    const int n_found =
-        kernels_.filter(bytes_.block(row), bytes_.row_bytes(), rows.packed.data(), n, bytes_.row_bytes(),
-                        {rows.base.data(), rows.square.data(), rows.length.data()}, bytes_.terms(row), rows.found.data(),
-                        next < nlist_ ? bytes_.block(next) : nullptr);
+    const int n_found = bytes_.near(row, rows.packed.data(), n, {rows.base.data(), rows.square.data(), rows.length.data()},
+                                    rows.found.data(), row + kBlockRows);
     if (n_found * kMostFound > n * kBlockRows) return false;
     const auto distances_of = inner_product_ ? kernels_.inner_product_pairs : kernels_.squared_l2_pairs;
     for (int f = 0; f < n_found;) {

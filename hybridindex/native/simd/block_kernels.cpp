@@ -70,6 +70,13 @@ const BlockKernels* kernels_named(const char* name) {
     return nullptr;
 }
 
+void interleave(const std::uint8_t* const* rows, int n, std::int64_t row_bytes, std::uint8_t* out) {
+    for (std::int64_t i = 0; i < row_bytes; i += 4, out += 4 * kBlockRows) {
+        for (int r = 0; r < n; ++r) std::memcpy(out + 4 * r, rows[r] + i, 4);
+        std::memset(out + 4 * n, 0, static_cast<std::size_t>(4 * (kBlockRows - n)));
+    }
+}
+
 const BlockKernels& best_kernels() { return *kernels_named(nullptr); }
 
 }  // namespace hybridindex

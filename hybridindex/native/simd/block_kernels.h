@@ -90,6 +90,10 @@ struct BlockKernels {
     int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
                   std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
                   const void* next);
+    // The same, to the pair and in the same order, of rows and queries that interleave() has put in groups of kBlockRows;
+    // queries that are missing in the last group are zeros. nullptr where the CPU has nothing that pays.
+    int (*filter_interleaved)(const std::uint8_t* rows, const std::int8_t* queries, int n_queries, std::int64_t row_bytes,
+                              const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next);
     // Both bfloat16, sums in float32; kFewestHalves queries at least. Fetches next_bytes ahead. nullptr where the CPU has
     // nothing that pays.
     int (*filter_halves)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
@@ -114,6 +118,10 @@ struct BlockKernels {
     // w = factor * query as bfloat16; dim is a multiple of kDimStep. nullptr where filter_halves is.
     RoundedQuery (*round_query)(const float* query, float factor, std::int64_t dim, std::uint16_t* halves);
 };
+
+// Puts kBlockRows rows into as many bytes: the first 4 bytes of each, then the next 4 of each, and so on. n of them are
+// there; the others are zeros. row_bytes is a multiple of kFilterStep.
+void interleave(const std::uint8_t* const* rows, int n, std::int64_t row_bytes, std::uint8_t* out);
 
 // Fewer queries are compared faster as they are.
 constexpr int kFewestHalves = 6;

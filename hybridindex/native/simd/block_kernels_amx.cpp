@@ -221,6 +221,7 @@ constexpr BlockKernels with_tiles() {
     made.packed_bytes = amx_packed_bytes;
     made.pack = amx_pack;
     made.filter = amx_filter;
+    made.filter_interleaved = nullptr;
     made.filter_halves = amx_filter_halves;
     made.begin = amx_begin;
     made.end = amx_end;

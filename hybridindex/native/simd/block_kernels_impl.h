@@ -510,6 +510,60 @@ int filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* pac
     return count;
 }
 
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512VNNI__)
+// A register holds 4 bytes of 16 rows, and those of a query go to all of them: sums need no folding.
+template <int Q, bool Fetch>
+inline int filter_lanes(const std::uint8_t* rows, const std::int8_t* queries, std::int64_t row_bytes, const QueryLimits& limits,
+                        const RowTerms& terms, int first, std::uint32_t* found, const void* next) {
+    __m512i acc[Q];
+#pragma GCC unroll 16
+    for (int q = 0; q < Q; ++q) acc[q] = _mm512_setzero_si512();
+    const char* at = static_cast<const char*>(next);
+    for (std::int64_t i = 0; i < row_bytes; i += 4, rows += 64, queries += 64) {
+        if constexpr (Fetch) __builtin_prefetch(at, 0, 2), at += 64;
+        const __m512i row = _mm512_loadu_si512(rows);
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; ++q) {
+            std::int32_t four;
+            std::memcpy(&four, queries + 4 * q, 4);
+            acc[q] = _mm512_dpbusd_epi32(acc[q], row, _mm512_set1_epi32(four));
+        }
+    }
+    const __m512 squares = _mm512_loadu_ps(terms.square), lengths = _mm512_loadu_ps(terms.length);
+    int n_found = 0;
+#pragma GCC unroll 16
+    for (int q = 0; q < Q; ++q) {
+        const __m512 values =
+            _mm512_sub_ps(_mm512_add_ps(_mm512_cvtepi32_ps(acc[q]),
+                                        _mm512_mul_ps(_mm512_set1_ps(limits.square[first + q]), squares)),
+                          _mm512_mul_ps(_mm512_set1_ps(limits.length[first + q]), lengths));
+        for (std::uint32_t mask = _mm512_cmp_ps_mask(values, _mm512_set1_ps(limits.base[first + q]), _CMP_LE_OQ); mask != 0;
+             mask &= mask - 1)
+            found[n_found++] = static_cast<std::uint32_t>(first + q) << 4 | static_cast<std::uint32_t>(__builtin_ctz(mask));
+    }
+    return n_found;
+}
+
+int filter_interleaved(const std::uint8_t* rows, const std::int8_t* queries, int n, std::int64_t row_bytes,
+                       const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
+    int q = 0, count = 0;
+    const auto pass = [&]<int Q>() {
+        const std::int8_t* const own = queries + (q & -16) * row_bytes + (q & 15) * 4;
+        count += q == 0 && next != nullptr
+                     ? filter_lanes<Q, true>(rows, own, row_bytes, limits, terms, 0, found, next)
+                     : filter_lanes<Q, false>(rows, own, row_bytes, limits, terms, q, found + count, nullptr);
+        q += Q;
+    };
+    while (q + 16 <= n) pass.template operator()<16>();
+    if (q + 8 <= n) pass.template operator()<8>();
+    if (q + 4 <= n) pass.template operator()<4>();
+    while (q < n) pass.template operator()<1>();
+    return count;
+}
+#else
+constexpr decltype(BlockKernels::filter_interleaved) filter_interleaved = nullptr;
+#endif
+
 void nothing() {}
 
 constexpr BlockKernels make_kernels(const char* name) {
@@ -527,6 +581,7 @@ constexpr BlockKernels make_kernels(const char* name) {
             .packed_bytes = packed_bytes,
             .pack = pack,
             .filter = filter,
+            .filter_interleaved = filter_interleaved,
             .filter_halves = nullptr,
             .begin = nothing,
             .end = nothing,
