@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex import _native
-from hybridindex.index.live.extents import move_extents, move_extents_reference, put_rows, put_rows_reference
+from hybridindex.index.live.extents import (
+    move_extents,
+    move_extents_reference,
+    put_rows,
+    put_rows_reference,
+    touch_ahead,
+)
 from tests.examples import examples
 
 NBYTES = 4096
@@ -112,3 +122,27 @@ def test_rows_beyond_a_buffer_are_refused(order, at):
         _native.put_rows(data[1:], codes, np.array([0, 1]), np.array([0, 8]))
     with pytest.raises(ValueError, match="code_size"):
         _native.move_extents(data, data, 0, *GOOD)
+
+
+def resident(memory):
+    """Which pages of whole pages the system has given."""
+    pages = np.zeros(memory.nbytes // mmap.PAGESIZE, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    start, count = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+    assert libc.mincore(start, count, ctypes.c_void_p(pages.ctypes.data)) == 0
+    return pages & 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are there")
+def test_memory_is_there_before_it_is_written_to():
+    memory = np.frombuffer(mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory[3 * mmap.PAGESIZE] = 7
+    touch_ahead(memory, 2 * mmap.PAGESIZE, 10 * mmap.PAGESIZE)
+    assert resident(memory)[2:12].all()
+    assert memory.sum(dtype=np.int64) == memory[3 * mmap.PAGESIZE] == 7
+
+
+@pytest.mark.parametrize(("start", "nbytes"), [(-1, 8), (0, -1), (NBYTES - 8, 16), (NBYTES + 1, 0), (0, 1 << 62)])
+def test_memory_outside_is_not_touched(start, nbytes):
+    with pytest.raises(IndexError, match="leave the buffer"):
+        touch_ahead(rubbish(1), start, nbytes)

@@ -71,6 +71,8 @@ class IndexWriter:
         self._claim = claim_of(index.path)
         self._keeps = False
         self._closed = threading.Event()
+        #: Maintenance has something to do now.
+        self._looks = threading.Event()
         self._maintainer: threading.Thread | None = None
         self.compactions = 0
         #: Why the last one failed; empty: it did not.
@@ -125,6 +127,7 @@ class IndexWriter:
     def close(self) -> None:
         """Ends maintenance, gives up the claim and closes all generations. Twice is harmless."""
         self._closed.set()
+        self._looks.set()
         if self._maintainer is not None and self._maintainer is not threading.current_thread():
             self._maintainer.join()
         if self._keeps:
@@ -167,7 +170,10 @@ class IndexWriter:
     def _on_newest(self, change: Callable[[IVFIndex], _T]) -> _T:
         for attempt in range(_ATTEMPTS):
             try:
-                return change(self.newest)
+                done = change(self.newest)
+                if self._newest.live.added.is_short:
+                    self._looks.set()
+                return done
             except SupersededError:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -176,10 +182,10 @@ class IndexWriter:
     def _refuse_while_full(self) -> None:
         index = self._newest
         most = max(_MOST_BYTES, _MOST_TIMES * index.count * index.code_size)
-        if index.live.added_bytes > most:
+        if index.live.added.nbytes > most:
             wait_s = 5.0
             raise BusyWritingError(
-                f"{index.live.added_bytes} bytes of rows came to {index.path} since its lists were written, more than "
+                f"{index.live.added.nbytes} bytes of rows came to {index.path} since its lists were written, more than "
                 f"the {most:.0f} that are taken before these are written anew; "
                 + (f"try again in {wait_s:.0f} s" if self._keeps else "compact it (hybridindex compact)")
                 + (f"; the last attempt failed: {self.problem}" if self.problem else ""),
@@ -187,11 +193,15 @@ class IndexWriter:
             )
 
     def _maintain(self) -> None:
-        again_s = 0.0
-        while not self._closed.wait(_LOOK_S):
+        again_s = look_s = 0.0
+        while not self._closed.is_set():
+            self._looks.wait(_LOOK_S)
+            self._looks.clear()
             try:
-                if time.monotonic() < again_s:
+                self._newest.live.added.touch_ahead()
+                if self._closed.is_set() or time.monotonic() < max(again_s, look_s):
                     continue
+                look_s = time.monotonic() + _LOOK_S
                 if needs_compaction(self.newest):
                     self.compact(share=_MAINTENANCE_SHARE)
                 else:

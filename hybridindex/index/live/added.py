@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.index.attributes.added import AddedAttributes
-from hybridindex.index.live.extents import move_extents, put_rows
+from hybridindex.index.live.extents import move_extents, put_rows, touch_ahead
 from hybridindex.index.storage.huge_pages import empty_in_huge_pages, reserves
 from hybridindex.index.storage.layout import ALIGNMENT, id_slots
 from hybridindex.index.storage.lists import ExtentReader
@@ -33,6 +33,9 @@ _FEWEST_ROWS, _FEWEST_BYTES = 8, 1 << 20
 #: Bytes of an arena for each byte of its lists, and at least, where those that are never written to cost nothing; and
 #: where they do.
 _RESERVED, _RESERVED_BYTES, _ROOM = 16, 1 << 30, 2
+#: Of an arena that has so many bytes in use, others are asked of the system before they are needed: half as many, and
+#: so many at most.
+_BUSY_BYTES, _MOST_AHEAD = 4 << 20, 32 << 20
 #: So many bytes are used for each that is held before lists are copied: one that grows leaves as much behind as it has.
 _USED = 3
 #: Beside each row's code: its id, and its number among all that were ever added.
@@ -106,6 +109,8 @@ class AddedRows:
         self._origin, self._losses = object(), np.zeros(nlist, dtype=np.int64)
         self._data: U8 = np.empty(0, dtype=np.uint8)
         self._free = 0
+        #: Where bytes begin that the system may not have given yet.
+        self._untouched = 0
         #: Bytes that may be used before somebody looks what of them is held.
         self._most = 0
         #: The list of each id.
@@ -130,6 +135,23 @@ class AddedRows:
     def nbytes(self) -> int:
         """Of extents, those of rows that are gone included."""
         return self._free
+
+    @property
+    def is_short(self) -> bool:
+        """Whether :meth:`touch_ahead` should be called soon: who writes would wait for the system's memory."""
+        return self._free > _BUSY_BYTES and self._untouched - self._free < self._ahead() // 2
+
+    def touch_ahead(self) -> None:
+        """Asks the system for the memory of rows to come. By one thread, beside the writer."""
+        if self.is_short:
+            data = self._data
+            start = min(max(self._untouched, self._free), len(data))
+            end = min(self._free + self._ahead(), len(data))
+            self._untouched = max(start, end)
+            touch_ahead(data, start, max(0, end - start))
+
+    def _ahead(self) -> int:
+        return min(self._free // 2, _MOST_AHEAD)
 
     def snapshot(self) -> AddedLists | None:
         """The rows that are there now; None: none."""
@@ -199,7 +221,7 @@ class AddedRows:
         self._most = max(_USED * live, _FEWEST_BYTES)
         if used <= min(self._most, len(self._data)):
             return
-        old, self._data, self._free = self._data, _arena(live), 0
+        old, self._data, self._free, self._untouched = self._data, _arena(live), 0, 0
         self._move(there, self._table[there, 1], old)
         self._table[self._table[:, 0] == 0] = 0
 

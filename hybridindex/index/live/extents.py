@@ -9,7 +9,7 @@ import numpy as np
 from hybridindex.extension import native
 from hybridindex.types import I64, U8
 
-__all__ = ["move_extents", "move_extents_reference", "put_rows", "put_rows_reference"]
+__all__ = ["move_extents", "move_extents_reference", "put_rows", "put_rows_reference", "touch_ahead"]
 
 #: Beside each row's code: its id, and its number among all that were ever added.
 _WORDS_BESIDE = 2
@@ -32,6 +32,13 @@ def put_rows(data: U8, codes: U8, order: I64, at: I64) -> None:
     """Puts row ``order[i]`` of (n, code_size) codes at byte ``at[i]`` of a buffer."""
     put = put_rows_reference if native is None else native.put_rows
     put(data, *map(np.ascontiguousarray, (codes, order, at)))
+
+
+def touch_ahead(data: U8, start: int, nbytes: int) -> None:
+    """Has the system give the memory of these bytes of a buffer now, beside threads that write there; nothing without
+    the extension."""
+    if native is not None:
+        native.touch_ahead(data, start, nbytes)
 
 
 def move_extents_reference(

@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError, SupersededError, cannot_write
+from hybridindex.index.live.added import AddedRows
 from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.live.waiting import Coming, Resolve, Ticket, WaitingCalls
@@ -146,9 +147,9 @@ class LiveStore:
         return self._place.end
 
     @property
-    def added_bytes(self) -> int:
-        """Memory of the rows that came."""
-        return self._state.added.nbytes
+    def added(self) -> AddedRows:
+        """The rows that came, as those see them who look after their memory."""
+        return self._state.added
 
     # For writers
 

@@ -1,5 +1,6 @@
 #include "added/extents.h"
 
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -65,6 +66,15 @@ void put_rows(const ExtentBuffer& to, const std::uint8_t* codes, const std::int6
             throw std::out_of_range("row " + std::to_string(i) + " is none of the codes, or leaves the buffer");
     for (std::int64_t i = 0; i < n; ++i)
         std::memcpy(to.base + at[i], codes + order[i] * to.code_size, static_cast<std::size_t>(to.code_size));
+}
+
+void touch_ahead(const ExtentBuffer& buffer, std::int64_t start, std::int64_t nbytes) {
+    constexpr std::int64_t kPageBytes = 4096;
+    if (start < 0 || nbytes < 0 || start > buffer.nbytes - nbytes)
+        throw std::out_of_range("bytes from " + std::to_string(start) + " leave the buffer");
+    // A write, for reading gives every page the same zeros; and one that loses none of another thread's.
+    for (std::int64_t at = start; at < start + nbytes; at += kPageBytes)
+        std::atomic_ref(buffer.base[at]).fetch_or(0, std::memory_order_relaxed);
 }
 
 }  // namespace hybridindex

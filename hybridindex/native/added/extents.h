@@ -29,4 +29,8 @@ void move_extents(const ExtentBuffer& from, const ExtentBuffer& to, const Extent
 void put_rows(const ExtentBuffer& to, const std::uint8_t* codes, const std::int64_t* order, const std::int64_t* at,
               std::int64_t n);
 
+// Has the system give the memory of these bytes now, and changes none: others may write there meanwhile. Throws
+// std::out_of_range as above.
+void touch_ahead(const ExtentBuffer& buffer, std::int64_t start, std::int64_t nbytes);
+
 }  // namespace hybridindex

@@ -130,6 +130,12 @@ void put(InOut<std::uint8_t, 1> to, In<std::uint8_t, 2> codes, In<std::int64_t, 
     put_rows(target, codes.data(), order.data(), at.data(), n);
 }
 
+void touch(InOut<std::uint8_t, 1> to, std::int64_t start, std::int64_t nbytes) {
+    const ExtentBuffer buffer{to.data(), length(to, 0), 1};
+    const nb::gil_scoped_release release;
+    touch_ahead(buffer, start, nbytes);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -145,6 +151,7 @@ NB_MODULE(_native, m) {
           nb::arg("gone").noconvert());
     m.def("put_rows", &put, nb::arg("to").noconvert(), nb::arg("codes").noconvert(), nb::arg("order").noconvert(),
           nb::arg("at").noconvert());
+    m.def("touch_ahead", &touch, nb::arg("to").noconvert(), nb::arg("start"), nb::arg("nbytes"));
     m.def("matching_rows", &positions_of_matches, nb::arg("mask").noconvert(), nb::arg("first").noconvert(),
           nb::arg("probes").noconvert(), nb::arg("positions").noconvert());
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),

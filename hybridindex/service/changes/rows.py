@@ -304,7 +304,7 @@ class RowWriter:
             "deleted": deleted,
             "live": index.ivf.count - deleted + added,
             "changed_share": (added + deleted) / max(1, index.ivf.count),
-            "added_bytes": live.added_bytes,
+            "added_bytes": live.added.nbytes,
             "log_bytes": live.log_bytes,
             "number": live.number,
             "compactions": self._compactions_before + (0 if opened is None else opened.writer.compactions),

@@ -92,6 +92,24 @@ def test_lists_that_only_grow_are_never_copied_together():
     assert len(arenas) == 1
 
 
+def test_memory_is_asked_for_ahead():
+    rows, size = AddedRows(NLIST, 1 << 12), 1 << 12
+    codes = np.arange(300 * size, dtype=np.uint32).astype(np.uint8).reshape(300, size)
+    assert not rows.is_short
+    for first in range(0, 6_000, 300):
+        ids = np.arange(first, first + 300)
+        rows.insert(ids % NLIST, ids, codes, b"")
+        rows.touch_ahead()
+        assert not rows.is_short
+    assert rows.nbytes > 6_000 * size
+    rows.insert(ids % NLIST, ids + 300, codes, b"")
+    found = rows.snapshot()
+    assert found is not None
+    assert found.count == 6_300
+    for at in (0, 2_000, 6_299):
+        assert found.codes()[at].tobytes() == codes[found.ids[at] % 300].tobytes()
+
+
 @pytest.mark.parametrize(("said", "expected"), [("0\n", True), ("1\n", True), ("2\n", False), (None, False)])
 def test_addresses_cost_nothing_unless_the_system_counts_them(said, expected, tmp_path: Path, monkeypatch):
     file = tmp_path / "overcommit_memory"
