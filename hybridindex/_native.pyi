@@ -26,6 +26,14 @@ def merge_topk(
     ids: npt.NDArray[np.int64],
     keep_max: bool,
 ) -> None: ...
+def leave_out(
+    best_distances: npt.NDArray[np.float32],
+    best_ids: npt.NDArray[np.int64],
+    distances: npt.NDArray[np.float32],
+    ids: npt.NDArray[np.int64],
+    gone: npt.NDArray[np.int64],
+    keep_max: bool,
+) -> bool: ...
 def finish_topk(distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], keep_max: bool) -> None: ...
 def move_extents(
     from_: npt.NDArray[np.uint8],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.extension import native
 from hybridindex.types import F32, I64
 
 __all__ = ["Deleted"]
@@ -42,6 +43,14 @@ class Deleted:
     def leave_out(self, distances: F32, ids: I64, k: int) -> tuple[F32, I64] | None:
         """The first ``k`` of each row of an answer (n, k + spare) that were not deleted; None where a row has fewer of
         them and might have had more."""
+        if native is None or not ids.size:
+            return self.leave_out_reference(distances, ids, k)
+        nearest, their_ids = np.empty((len(ids), k), dtype=np.float32), np.empty((len(ids), k), dtype=np.int64)
+        answer = (np.ascontiguousarray(distances), np.ascontiguousarray(ids))
+        return (nearest, their_ids) if native.leave_out(nearest, their_ids, *answer, self.ids, self.keep_max) else None
+
+    def leave_out_reference(self, distances: F32, ids: I64, k: int) -> tuple[F32, I64] | None:
+        """:meth:`leave_out` in numpy."""
         gone = self.contains(ids)
         if not gone[:, :k].any():
             return distances[:, :k].copy(), ids[:, :k].copy()

@@ -92,6 +92,17 @@ void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<s
                {rows.data(), distances.data(), ids.data(), length(ids, 0), length(ids, 1)}, keep_max);
 }
 
+bool leave_gone_out(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<float, 2> distances,
+                    In<std::int64_t, 2> ids, In<std::int64_t, 1> gone, bool keep_max) {
+    const std::int64_t n = length(ids, 0), width = length(ids, 1), k = length(best_ids, 1);
+    if (length(best_distances, 0) != n || length(best_ids, 0) != n || length(best_distances, 1) != k ||
+        length(distances, 0) != n || length(distances, 1) != width || k > width || width < 1)
+        throw std::invalid_argument("distances and ids must be (n, w), best_distances and best_ids (n, k), k at most w");
+    const Release release(n * width);
+    return leave_out({best_distances.data(), best_ids.data(), n, k}, distances.data(), ids.data(), width, gone.data(),
+                     length(gone, 0), keep_max);
+}
+
 std::int64_t first_beyond(In<float, 2> rows, float limit) {
     return first_row_beyond(rows.data(), length(rows, 0), length(rows, 1), limit);
 }
@@ -159,6 +170,8 @@ NB_MODULE(_native, m) {
           nb::arg("n_probes").noconvert());
     m.def("merge_topk", &merge, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(), nb::arg("rows"), nb::arg("distances"),
           nb::arg("ids"), nb::arg("keep_max"));
+    m.def("leave_out", &leave_gone_out, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(),
+          nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("gone").noconvert(), nb::arg("keep_max"));
     m.def("finish_topk", &finish, nb::arg("distances").noconvert(), nb::arg("ids").noconvert(),
           nb::arg("keep_max"));
     m.def("first_row_beyond", &first_beyond, nb::arg("rows"), nb::arg("limit"));

@@ -90,4 +90,21 @@ void merge_topk(TopK best, PartTopK coming, bool keep_max) {
     }
 }
 
+bool leave_out(TopK best, const float* distances, const std::int64_t* ids, std::int64_t width, const std::int64_t* gone,
+               std::int64_t n_gone, bool keep_max) {
+    auto [out, out_ids, n, k] = best;
+    for (std::int64_t row = 0; row < n; ++row, distances += width, ids += width, out += k, out_ids += k) {
+        std::int64_t kept = 0;
+        for (std::int64_t j = 0; j < width && kept < k; ++j) {
+            if (std::binary_search(gone, gone + n_gone, ids[j])) continue;
+            out[kept] = distances[j];
+            out_ids[kept++] = ids[j];
+        }
+        if (kept < k && ids[width - 1] >= 0) return false;
+        std::fill(out + kept, out + k, worst_distance(keep_max));
+        std::fill(out_ids + kept, out_ids + k, std::int64_t{-1});
+    }
+    return true;
+}
+
 }  // namespace hybridindex

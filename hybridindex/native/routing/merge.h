@@ -26,4 +26,9 @@ void merge_topk(TopK best, PartTopK coming, bool keep_max);
 // Sorts one scanner's complete answer, best first, in place: the same result as merge_topk into an empty answer.
 void finish_topk(const TopK& answer, bool keep_max);
 
+// The first best.k of each row of an answer (best.n, width) whose ids are not among n_gone ascending ones. False where a
+// row has fewer of them and might have had more.
+bool leave_out(TopK best, const float* distances, const std::int64_t* ids, std::int64_t width, const std::int64_t* gone,
+               std::int64_t n_gone, bool keep_max);
+
 }  // namespace hybridindex

@@ -196,9 +196,10 @@ def test_added_rows_are_those_of_a_dictionary(seed):
         assert len(np.unique(added.numbers)) == added.count
 
 
+@pytest.mark.parametrize("by_extension", [True, False])
 @examples(200)
 @given(seed=st.integers(0, 2**32), k=st.integers(1, 6), spare=st.integers(0, 5), keep_max=st.booleans())
-def test_an_answer_without_deleted_rows(seed, k, spare, keep_max):
+def test_an_answer_without_deleted_rows(by_extension, seed, k, spare, keep_max):
     rng = np.random.default_rng(seed)
     n, width = 3, k + spare
     ids = np.array([rng.permutation(20)[:width] for _ in range(n)])
@@ -209,7 +210,8 @@ def test_an_answer_without_deleted_rows(seed, k, spare, keep_max):
         empty = rng.integers(0, width + 1)
         ids[row, width - empty :], distances[row, width - empty :] = -1, worst
     gone = np.unique(rng.integers(0, 20, rng.integers(1, 12)))
-    found = Deleted(ids=gone, keep_max=keep_max).leave_out(distances, ids, k)
+    deleted = Deleted(ids=gone, keep_max=keep_max)
+    found = (deleted.leave_out if by_extension else deleted.leave_out_reference)(distances, ids, k)
     pairs = [list(zip(*row, strict=True)) for row in zip(distances.tolist(), ids.tolist(), strict=True)]
     left = [[(d, i) for d, i in row if i >= 0 and i not in gone] for row in pairs]
     short = [len(some) < k and ids[row, -1] >= 0 for row, some in enumerate(left)]
