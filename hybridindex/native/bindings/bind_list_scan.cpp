@@ -41,8 +41,9 @@ class PyListScanner {
 public:
     PyListScanner(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
                   In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids, bool keep_max,
-                  const std::string& kernels)
-        : lists_(std::move(data), std::move(extents), code, dim, std::move(scale), std::move(offset), std::move(centroids)),
+                  const std::string& kernels, bool apart)
+        : lists_(std::move(data), std::move(extents), code, dim, std::move(scale), std::move(offset), std::move(centroids),
+                 apart),
           scanner_(lists_.table, keep_max, kernels_for(kernels)) {}
 
     const char* kernels() const { return scanner_.kernels().name; }
@@ -169,10 +170,10 @@ void bind_list_scan(nb::module_& m) {
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), nb::arg("n_helpers"));
     nb::class_<PyListScanner>(m, "ListScanner")
         .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const std::string&, std::int64_t, In<float, 1>,
-                      In<float, 1>, In<float, 2>, bool, const std::string&>(),
+                      In<float, 1>, In<float, 2>, bool, const std::string&, bool>(),
              nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("code"), nb::arg("dim"),
              nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),
-             nb::arg("keep_max"), nb::arg("kernels"))
+             nb::arg("keep_max"), nb::arg("kernels"), nb::arg("apart") = false)
         .def_prop_ro("kernels", &PyListScanner::kernels)
         .def("scan", &PyListScanner::scan, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"),

@@ -22,9 +22,10 @@ namespace hybridindex {
 class LentLists {
 public:
     LentLists(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
-              In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids)
+              In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids, bool apart = false)
         : data_(std::move(data)), extents_(std::move(extents)), scale_(std::move(scale)), offset_(std::move(offset)),
           centroids_(std::move(centroids)) {
+        table.apart = apart;
         table.base = data_.data();
         table.nbytes = static_cast<std::int64_t>(data_.shape(0));
         if (extents_.shape(1) != 3) throw std::invalid_argument("extents must be (nlist, 3)");

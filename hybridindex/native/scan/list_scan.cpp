@@ -36,7 +36,7 @@ void check_lists(const ListTable& lists) {
         if (offset < 0 || offset > lists.nbytes || capacity > (lists.nbytes - offset) / (code_size + 8))
             fail(i, "leaves the buffer");
         if (offset % 8 != 0 || (capacity * code_size) % 8 != 0) fail(i, "is not aligned to 8 bytes");
-        if (capacity > 0) order.push_back(i);
+        if (capacity > 0 && !lists.apart) order.push_back(i);
     }
     std::sort(order.begin(), order.end(),
               [&](std::int64_t a, std::int64_t b) { return lists.extents[3 * a + 2] < lists.extents[3 * b + 2]; });

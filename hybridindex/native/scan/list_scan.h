@@ -24,6 +24,8 @@ struct ListTable {
     std::int64_t nlist;
     RowCodes codes;
     const float* centroids;  // (nlist, dim), added to every decoded row; nullptr: rows are whole vectors
+    // Whoever made the extents says that none overlap: looking takes as long as a search does.
+    bool apart = false;
 };
 
 // Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.

@@ -8,6 +8,7 @@ are the numbers of product quantizers, in tables of bytes (``native/pq``).
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,8 +86,8 @@ class HostNativeScanner(OpenMpThreads):
         centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
         #: Queries of one call: tables of product quantizers take memory.
         self._at_once = sys.maxsize
-        #: Of rows anywhere in the lists; None where these are no whole vectors.
-        self._scattered: Any = None
+        #: Says where rows lie that are whole vectors; None: they are none.
+        self._whole_rows: tuple[Any, ...] | None = None
         try:
             self._scanner: Any
             if codec.pq is not None:
@@ -102,10 +103,12 @@ class HostNativeScanner(OpenMpThreads):
                     codec.scale,
                     codec.offset,
                     centroids,
+                    index.metric == "ip",
+                    kernels,
                 )
-                self._scanner = native.ListScanner(*lists, index.metric == "ip", kernels)
+                self._scanner = native.ListScanner(*lists, added is not None)
                 if not codec.by_residual:
-                    self._scattered = native.ScatteredScanner(*lists, index.metric == "ip", kernels)
+                    self._whole_rows = lists
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
         self.pool: Any = native.ThreadPool(self.threads - 1) if pool is None else pool
@@ -172,7 +175,14 @@ class HostNativeScanner(OpenMpThreads):
     @property
     def scans_scattered_rows(self) -> bool:
         """Whether there is :meth:`scan_scattered`: where rows are whole vectors."""
-        return self._scattered is not None
+        return self._whole_rows is not None
+
+    @cached_property
+    def _scattered(self) -> Any:
+        # Made when it is needed: there is a scanner for each change of added rows.
+        assert native is not None
+        assert self._whole_rows is not None
+        return native.ScatteredScanner(*self._whole_rows)
 
     def scan_scattered(self, queries: F32, positions: I64, k: int) -> tuple[F32, I64]:
         """The ``k`` nearest of rows anywhere in the lists, as a scan of these finds them.
