@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from hybridindex.errors import BuildError
 from hybridindex.index.storage.generation import writers_lock
-from hybridindex.processes import lock_file
+from hybridindex.processes import KeptLock, lock_file
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.daemon_address import DaemonAddress, find_daemon
 from hybridindex.store import ControlStore
@@ -287,6 +289,81 @@ def test_a_group_that_may_write_the_folder_may_lock(index_folder):
     with lock_file(index_folder / ".lock", timeout_s=0):
         pass
     assert locks(index_folder)[".lock"] == 0o660
+
+
+def is_free(path):
+    try:
+        with lock_file(path, timeout_s=0):
+            return True
+    except Timeout:
+        return False
+
+
+def test_a_lock_that_is_kept_keeps_others_out_while_it_is_held(tmp_path):
+    path = tmp_path / ".lock"
+    lock = KeptLock(path, timeout_s=0.02)
+    for _ in range(3):
+        with lock:
+            assert not is_free(path)
+        assert is_free(path)
+    with lock_file(path, timeout_s=0), pytest.raises(Timeout), lock:
+        pass
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = len(os.listdir("/dev/fd"))
+    del lock
+    assert len(os.listdir("/dev/fd")) == before - 1
+
+
+def test_a_lock_that_is_kept_waits_for_its_turn(tmp_path):
+    path, lock, took = tmp_path / ".lock", KeptLock(tmp_path / ".lock", timeout_s=30), threading.Event()
+
+    def take():
+        with lock:
+            took.set()
+
+    waiting = threading.Thread(target=take)
+    with lock_file(path, timeout_s=0):
+        waiting.start()
+        assert not took.wait(0.05)
+    waiting.join(30)
+    assert took.is_set()
+
+
+def test_a_lock_that_is_kept_is_that_of_the_name(tmp_path):
+    """Somebody moved the folder, and put another one there."""
+    path, lock = tmp_path / ".lock", KeptLock(tmp_path / ".lock", timeout_s=1)
+    with lock:
+        path.rename(tmp_path / "old")
+    with lock:
+        assert path.exists()
+        assert not is_free(path)
+    path.unlink()
+    with lock:
+        assert not is_free(path)
+
+
+def test_a_child_that_lives_longer_holds_no_kept_lock(index_folder):
+    """The writer dies while it holds the log; its child has let go of it."""
+    script = (
+        "import os, sys, time\n"
+        "import numpy as np, hybridindex as hx\n"
+        "with hx.open(sys.argv[1], write=True) as index:\n"
+        "    row = np.zeros((1, index.dim), np.float32)\n"
+        "    index.add(row)\n"
+        "    store = index.ivf.live\n"
+        "    with store._lock_of_log:\n"
+        "        child = os.fork()\n"
+        "        if child == 0:\n"
+        "            os.close(0); os.close(1); os.close(2); time.sleep(60); os._exit(0)\n"
+        "        print(child, flush=True)\n"
+        "        os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, index_folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert is_free(index_folder / ".log.lock")
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

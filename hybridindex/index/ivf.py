@@ -310,6 +310,10 @@ class IVFIndex:
 
     def device_codec(self) -> DeviceCodec | None:
         """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""
+        return self._device_codec
+
+    @cached_property
+    def _device_codec(self) -> DeviceCodec | None:
         kind = DEVICE_KINDS.get(self.codec) if self.pq_form is None else "pq"
         if kind is None:
             return None

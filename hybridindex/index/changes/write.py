@@ -219,9 +219,10 @@ def _encoded(index: IVFIndex, given: npt.NDArray[Any], ids: Any, attributes: Any
     numbered = check_ids_argument(ids, n)
     if numbered is not None:
         numbered = np.array(numbered, dtype=np.int64)
-        distinct, counts = np.unique(numbered, return_counts=True)
-        if len(distinct) < n:
-            raise DuplicateIdError(f"ids are given twice: {_named(distinct[counts > 1])}; expected every id once")
+        if n > 1:
+            distinct, counts = np.unique(numbered, return_counts=True)
+            if len(distinct) < n:
+                raise DuplicateIdError(f"ids are given twice: {_named(distinct[counts > 1])}; expected every id once")
     stream = _attributes(index, attributes, n)
     source = VectorSource(
         vectors=given, given_ids=None, max_abs=None if index.manifest.normalized else max_abs_of(index.codec)
@@ -274,7 +275,12 @@ def _numbers(index: IVFIndex) -> RowNumbers:
 
 def _is_there(state: LiveState, numbers: RowNumbers, ids: I64) -> npt.NDArray[np.bool_]:
     """Which ids have rows now."""
+    smallest = int(ids.min()) if len(ids) else 0
+    if smallest > max(numbers.largest_id, state.added.largest_id):
+        return np.zeros(len(ids), dtype=np.bool_)
     added = np.fromiter((each in state.added for each in ids.tolist()), np.bool_, len(ids))
+    if smallest > numbers.largest_id:
+        return added
     stored = np.diff(numbers.of_each(ids)[1]) > 0
     return added | (stored & ~state.is_gone(ids))
 

@@ -22,7 +22,7 @@ def holds_vectors(dtype: np.dtype[Any]) -> bool:
 
 def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
     # numpy has no bfloat16: that of ml_dtypes has the name, and becomes two bytes without a meaning in a .npy file.
-    return dtype.name == "bfloat16" or dtype == np.dtype("V2")
+    return dtype.itemsize == 2 and (dtype.name == "bfloat16" or dtype == np.dtype("V2"))
 
 
 def as_float32(x: np.ndarray[Any, Any]) -> F32:
@@ -30,6 +30,8 @@ def as_float32(x: np.ndarray[Any, Any]) -> F32:
 
     Of float64, digits are rounded, and what is too large becomes infinite. All other elements keep their value.
     """
+    if x.dtype == np.float32:
+        return np.ascontiguousarray(x, dtype=np.float32)
     if _is_bfloat16(x.dtype):
         # The upper half of a float32.
         bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32)

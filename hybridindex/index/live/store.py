@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from filelock import FileLock
-
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError, SupersededError, cannot_write
 from hybridindex.index.live.added import AddedRows
@@ -105,7 +103,7 @@ class LiveStore:
         """In a child process, which has locks as they were, and not the threads that held them."""
         self._writing = threading.Lock()
         self._calls = WaitingCalls()
-        self._lock_of_log: FileLock | None = None
+        self._lock_of_log = log_lock_file(self.folder.parent)
         self.is_sole_writer = False
 
     def bind(self, index: OpenIndex) -> None:
@@ -278,8 +276,6 @@ class LiveStore:
     def _commit(self, tickets: list[Ticket], *, sync: bool) -> None:
         changes = list[Change]()
         made = list[tuple[Ticket, Any]]()
-        if self._lock_of_log is None:
-            self._lock_of_log = log_lock_file(self.folder.parent)
         with log_lock(self.folder.parent, self._lock_of_log):
             if current_name(self.folder.parent) != self.folder.name or self._successor is not None:
                 raise _ReplacedError
@@ -591,6 +587,8 @@ def _in_child() -> None:
     global _sharing
     _sharing = threading.Lock()
     for each in _open:
+        # It may be held by a thread of the parent, whose frames keep it.
+        each._lock_of_log.let_go()
         each._renew_locks()
 
 

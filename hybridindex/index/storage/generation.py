@@ -44,7 +44,7 @@ from hybridindex.errors import (
 from hybridindex.index.storage.huge_pages import drop_small_pages
 from hybridindex.index.storage.manifest import CHANGE_LOG, DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
 from hybridindex.index.storage.standing import describe_standing, find_daemon
-from hybridindex.processes import lock_file
+from hybridindex.processes import KeptLock, lock_file
 
 __all__ = [
     "CURRENT_FILE",
@@ -499,13 +499,13 @@ def writers_lock(path: Path, *, timeout_s: float = 0) -> Iterator[None]:
         raise cannot_write(error, path, "the index is whole; try again") from error
 
 
-def log_lock_file(path: Path) -> FileLock:
-    """For :func:`log_lock`, many times: making it takes as long as taking it."""
-    return lock_file(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S)
+def log_lock_file(path: Path) -> KeptLock:
+    """For :func:`log_lock`, many times."""
+    return KeptLock(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S)
 
 
 @contextmanager
-def log_lock(path: Path, lock: FileLock | None = None) -> Iterator[None]:
+def log_lock(path: Path, lock: KeptLock | None = None) -> Iterator[None]:
     """Held while a change of the current generation is logged, and while another generation becomes the current one.
 
     ``lock``: :func:`log_lock_file` of it; None: one is made.
@@ -514,7 +514,7 @@ def log_lock(path: Path, lock: FileLock | None = None) -> Iterator[None]:
         BuildError: another process holds it for a minute already.
     """
     try:
-        with lock or log_lock_file(path):
+        with lock or lock_file(path / _LOG_LOCK_FILE, timeout_s=_LOG_TIMEOUT_S):
             yield
     except Timeout as error:
         raise BuildError(f"another process is logging a change of {path}; try again when it is done") from error

@@ -188,6 +188,7 @@ def processes_apart(sim: ProcessScheduler) -> Iterator[None]:
         (claim, "_making", _Mine(sim, "making", threading.Lock())),
         (claim, "lock_file", lock_file),
         (generation, "lock_file", lock_file),
+        (generation, "KeptLock", lock_file),
         (generation, "_held", _Held()),
     ]
     with contextlib.ExitStack() as patches:
