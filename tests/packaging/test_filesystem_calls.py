@@ -62,6 +62,8 @@ ALLOWED = {
     ("hybridindex.service.http.page.files", "read_bytes"): PACKAGE_DATA,
     ("hybridindex.tiers.contract.address_range", "mmap.mmap"): MEMORY,
     ("hybridindex.index.storage.huge_pages", "mmap.mmap"): MEMORY,
+    ("hybridindex.index.changes.shape_process", "mmap.mmap"): MEMORY,
+    ("hybridindex.index.changes.shape_process", "os.ftruncate"): MEMORY,
     ("hybridindex.tiers.shard.scanner", "os.ftruncate"): MEMORY,
     ("hybridindex.tiers.shard.scanner", "os.pwrite"): MEMORY,
     ("hybridindex.index.faiss_model", "faiss.read_index"): "from bytes in memory",

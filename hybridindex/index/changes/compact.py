@@ -128,7 +128,7 @@ def compact(
         state["added"] = live.added
         with index.integrity.all_whole():
             rows = LeftRowsAtPace(index, live, pace)
-            elsewhere = partial(shape_elsewhere, rows, live.number, out=writer.directory / "shape", stopping=stopping)
+            elsewhere = partial(shape_elsewhere, rows, live.number, stopping=stopping)
             shape = _shape(rows, thresholds or Thresholds(), elsewhere if apart else None, report)
             lists, table, state["order"] = _write_lists(writer, rows, shape, report)
         _write_model(index, writer, None if shape is None else shape.centroids)

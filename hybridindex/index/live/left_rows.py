@@ -34,10 +34,6 @@ class LeftRows:
         self.sizes: I64 = left + came
         self.changed: I64 = index.list_sizes - left + came
 
-    def ids(self) -> I64:
-        """(n,) int64, of all rows, one list after the other."""
-        return np.concatenate([np.empty(0, np.int64), *(self.of(each)[1] for each in range(self.index.nlist))])
-
     def of(self, list_id: int) -> tuple[U8, I64, I64]:
         """Codes and ids of the rows of a list, and where each was: its position in the list of the generation, or, from
         that one's size on, in that of what came."""

@@ -468,7 +468,7 @@ def test_another_process_shapes_lists_as_this_one_would(tmp_path, monkeypatch, c
     assert np.array_equal(made[0][0], made[1][0])
     assert made[0][1] == made[1][1]
     # Where none can be started, or it fails, this one does it.
-    for broken in ("/no/such/python", "/bin/false"):
+    for broken in ("/no/such/python", "/bin/false", "/bin/true"):
         monkeypatch.setattr("hybridindex.index.changes.shape_process.sys.executable", broken)
         with hx.build(clustered(N, seed=1), tmp_path / broken.strip("/"), nlist=NLIST, metric="l2") as index:
             index.add(MORE)
