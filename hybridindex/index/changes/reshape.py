@@ -1,8 +1,9 @@
-"""Lists that follow their rows: long ones are split, short ones dissolved, centroids moved to the middle of what lies
+"""Lists that follow their rows: short ones are dissolved, long ones split, centroids moved to the middle of what lies
 around them, and every row goes to the nearest (what SPFresh's LIRE does list by list, for all at once). Which rows lie
 where is decided here; :mod:`hybridindex.index.changes.compact` writes.
 
-Centroids begin where they were, and a few rows of each list move them.
+Where more lists were dissolved than split, long ones are split until there are as many as a build would make. Centroids
+begin where they were, and a few rows of each list move them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Thresholds:
     """When a list is too long or too short, in multiples of the mean."""
 
     #: Longer ones are split, where they grew by a half since they were written.
-    split: float = 2.0
+    split: float = 3.0
     #: Longer ones are split in any case.
     split_always: float = 6.0
     #: Shorter ones are dissolved, where they lost a half.
-    dissolve: float = 0.25
+    dissolve: float = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +76,17 @@ def reshape(
         sizes: (nlist,) int64 rows of each list now.
         changed: (nlist,) int64 rows that came to each list, and went.
         grown: (nlist,) bool, whether a list is half as long again as when it was written.
-        mean: rows that a list should have.
+        mean: rows that a list should have, 1 or more.
     """
-    long = (sizes > thresholds.split * mean) & grown | (sizes > thresholds.split_always * mean)
+    total = int(sizes.sum())
     short = (sizes < thresholds.dissolve * mean) & (changed > sizes)
-    if not sizes.any():  # nothing says where rows will come
+    if not total:  # nothing says where rows will come
         short[:] = False
     elif short.all():
         short[np.argmax(sizes)] = False
     unit = inner_product and bool(np.allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-3))
-    new, parent = _begin(rows, centroids, long & ~short, short, mean, unit, np.random.default_rng(seed))
-    total = int(sizes.sum())
+    parts = _parts(sizes, short, grown, mean, thresholds)
+    new, parent = _begin(rows, centroids, parts, unit, np.random.default_rng(seed))
     step = max(1, total // (_MOVING_ROWS * len(new)))
     for _ in range(_MOVING_ROUNDS):
         _move(new, rows, step, inner_product=inner_product, unit=unit)
@@ -102,32 +103,42 @@ def reshape(
         centroids=new,
         parents=parent,
         lists=lists,
-        n_split=int((long & ~short).sum()),
+        n_split=int((parts > 1).sum()),
         n_dissolved=int(short.sum()),
         n_moved=n_moved,
     )
 
 
-def _begin(
-    rows: Rows,
-    centroids: F32,
-    long: npt.NDArray[np.bool_],
-    short: npt.NDArray[np.bool_],
-    mean: float,
-    unit: bool,
-    generator: np.random.Generator,
-) -> tuple[F32, I64]:
-    """Centroids of the lists that stay and of the parts of long ones, (m, d), and the list that each comes from."""
-    kept = np.flatnonzero(~short)
+def _parts(
+    sizes: I64, short: npt.NDArray[np.bool_], grown: npt.NDArray[np.bool_], mean: float, thresholds: Thresholds
+) -> I64:
+    """How many lists are made of each, (nlist,) int64; 0: it is dissolved, 1: it stays."""
+    parts: I64 = np.where(short, 0, 1)
+    long = (sizes > thresholds.split * mean) & grown | (sizes > thresholds.split_always * mean)
+    usual = np.maximum(np.rint(sizes / mean).astype(np.int64), 2)
+    parts[long & ~short] = usual[long & ~short]
+    missing = round(int(sizes.sum()) / mean) - int(parts.sum())
+    others = np.flatnonzero((parts == 1) & (sizes > 1.5 * mean))
+    for each in others[np.argsort(-sizes[others], kind="stable")].tolist():
+        if missing <= 0:
+            break
+        parts[each] = min(int(usual[each]), 1 + missing)
+        missing -= int(parts[each]) - 1
+    return parts
+
+
+def _begin(rows: Rows, centroids: F32, parts: I64, unit: bool, generator: np.random.Generator) -> tuple[F32, I64]:
+    """Centroids of the lists that stay and of the parts of others, (m, d), and the list that each comes from."""
+    kept = np.flatnonzero(parts)
     made, parents = [centroids[kept]], [kept]
     place = np.full(len(centroids), -1)
     place[kept] = np.arange(len(kept))
-    for list_id, own in rows() if long.any() else ():
-        if long[list_id]:
-            parts = _split(own, max(2, round(len(own) / mean)), unit, generator)
-            made[0][place[list_id]] = parts[0]
-            made.append(parts[1:])
-            parents.append(np.full(len(parts) - 1, list_id))
+    for list_id, own in rows() if (parts > 1).any() else ():
+        if parts[list_id] > 1:
+            found = _split(own, int(parts[list_id]), unit, generator)
+            made[0][place[list_id]] = found[0]
+            made.append(found[1:])
+            parents.append(np.full(len(found) - 1, list_id))
     return np.concatenate(made), np.concatenate(parents)
 
 
