@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridindex import filesystem
+from hybridindex.errors import FileError
 from hybridindex.types import U8
 
 __all__ = ["drop_small_pages", "empty_in_huge_pages", "load_in_huge_pages", "map_file", "reserves", "worth_huge_pages"]
@@ -78,8 +79,8 @@ def empty_in_huge_pages(nbytes: int, *, reserve: bool = False) -> U8:
 def reserves() -> bool:
     """Whether memory that is never written to costs nothing but addresses."""
     try:
-        return sys.platform == "linux" and _OVERCOMMIT.read_text(encoding="ascii").strip() != "2"
-    except OSError:
+        return sys.platform == "linux" and filesystem.read_text(_OVERCOMMIT, encoding="ascii").strip() != "2"
+    except FileError:
         return False
 
 
