@@ -18,6 +18,7 @@ from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.tiers.host.reranker import Reranker
+from hybridindex.tiers.paged.added.added_view import AddedView
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.page_scanner import PageScanner
@@ -117,7 +118,10 @@ class Machine:
 
     def _device_scan(self, scan: Callable[..., Any]) -> Callable[..., Any]:
         def scan_later(scanner: Any, queries: Any, probes: Any, *args: Any, **options: Any) -> Any:
-            nbytes = float(scanner._index.list_bytes[probes[probes >= 0]].sum())
+            index, lists = scanner._index, probes[probes >= 0]
+            # Of added rows only the sizes are known.
+            of_each = index.list_sizes * index.code_size if isinstance(index, AddedView) else index.list_bytes
+            nbytes = float(of_each[lists].sum())
             self._device_pass(scanner._ordinal, nbytes, self.device_pace, self.scans_stall, self.scans_fail)
             return scan(scanner, queries, probes, *args, **options)
 

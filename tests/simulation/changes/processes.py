@@ -96,7 +96,8 @@ class ProcessScheduler(Scheduler):
         self.die()
 
     def fail(self, error: BaseException) -> NoReturn:
-        if isinstance(error.__cause__, KilledError):  # a thread of the product's own
+        if (process := self.process) is not None and process.is_killed:
+            # A thread of the product's own: what it raises on its way out is of no interest.
             return  # type: ignore[misc]
         super().fail(error)
 
