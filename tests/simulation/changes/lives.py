@@ -13,6 +13,8 @@ import hybridindex as hx
 from hybridindex.errors import BuildError, HybridIndexError
 from hybridindex.index.changes.claim import claim_of
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.router.router import Router
+from tests.simulation.changes.devices import RouterView
 from tests.simulation.changes.oracle import Rows, check_answer, mismatch, of_owners, unnamed_first
 from tests.simulation.changes.processes import KilledError, Process, draws
 from tests.simulation.changes.views import View, dump
@@ -86,6 +88,8 @@ def _writer(life: Life, process: Process) -> None:
         ("rewrite", partial(_janitor, rewrites=True), (index,)),
         ("search", _searches, (index,)),
     ]
+    if life.devices is not None:
+        jobs.append(("devices", _devices, (index,)))
     threads = []
     life.n_busy = OTHER
     for name, body, args in jobs:
@@ -101,6 +105,9 @@ def _writer(life: Life, process: Process) -> None:
         except BuildError as error:
             if _AWAY not in str(error) or not life.writes_elsewhere:
                 raise
+    if life.devices is not None and life.devices.router is not None:
+        life.devices.end(index)
+        life.devices.router.close()
     index.close()
 
 
@@ -144,6 +151,10 @@ def _janitor(life: Life, index: hx.Index, *, rewrites: bool) -> None:
                 done["rows moved"] += compaction.n_moved
                 if life.world.setup.codes and index.ivf.rabitq is None and life.faults.n == before:
                     raise ViolationError(f"LOST: codes, by a compaction: {index.ivf.rabitq_problem}")
+                if life.devices is not None and draw.random() < 0.5:
+                    # As Index.compact does.
+                    life.doing[current()] = "following"
+                    index._following.look()
         except (HybridIndexError, OSError) as error:
             _explained(life, error, before)
         life.doing[current()] = "between"
@@ -175,13 +186,50 @@ def _searches(life: Life, index: hx.Index) -> None:
         search(life, draw, draw.choice(views))
 
 
-def search(life: Life, draw: random.Random, view: View, *, begun: list[Rows] | None = None) -> None:
+def _devices(life: Life, index: hx.Index) -> None:
+    """A router with devices: searches from two threads, and what else is done with it."""
+    assert life.devices is not None
+    draw, before = life.devices.draw, life.faults.n
+    life.sim.sleep(draw.choice((0.0, 0.0, 0.3)))
+    life.doing[current()] = "opening of a router"
+    try:
+        router = life.devices.open(index)
+    except (HybridIndexError, OSError) as error:
+        _explained(life, error, before)
+        return
+    beside = SimThread(target=partial(_guarded, _searches_beside, life, router), name="device search")
+    beside.start()
+    view = RouterView(router, life, draw)
+    while life.n_busy > 0 and not life.is_over:
+        life.sim.sleep(draw.expovariate(25))
+        life.doing[current()] = "devices"
+        if draw.random() < 0.3:
+            before = life.faults.n
+            try:
+                life.devices.act(view)
+            except (HybridIndexError, OSError) as error:
+                _explained(life, error, before)
+        else:
+            search(life, draw, view)
+    view.close()
+    beside.join()
+
+
+def _searches_beside(life: Life, router: Router) -> None:
+    draw = draws("device search", life.world.seed, life.number)
+    view = RouterView(router, life, draw)
+    life.doing[current()] = "device search"
+    while life.n_busy > 0 and not life.is_over:
+        life.sim.sleep(draw.expovariate(25))
+        search(life, draw, view)
+
+
+def search(life: Life, draw: random.Random, view: View | RouterView, *, begun: list[Rows] | None = None) -> None:
     """Searches and checks what is found; ``begun``: of another process, what was there when it looked."""
     is_elsewhere = begun is not None
     world, setup, before = life.world, life.world.setup, life.faults.n
     generator = np.random.default_rng(draw.randrange(1 << 30))
     queries = generator.standard_normal((draw.choice((1, 2)), setup.dim)).astype(np.float32)
-    queries = view.index.transform(queries)
     k = draw.choice((1, 5, 20, 700))
     allow = below = None
     if draw.random() < 0.2:
@@ -197,8 +245,10 @@ def search(life: Life, draw: random.Random, view: View, *, begun: list[Rows] | N
     except (HybridIndexError, OSError) as error:
         _explained(life, error, before)
         return
+    if seen is None:
+        return
     world.outcome.done["searches"] += 1
-    if view.index.live._is_behind or (is_elsewhere and life.faults.n > before):
+    if view.is_behind or (is_elsewhere and life.faults.n > before):
         return  # it goes on with what it knew, and looks again
     choices = []
     for owner, rows in zip(world.owners, begun, strict=True):
@@ -206,9 +256,11 @@ def search(life: Life, draw: random.Random, view: View, *, begun: list[Rows] | N
         every = owner.versions[at:]
         choices.append(every)
     try:
+        queries = view.index.transform(queries)
         check_answer(seen, queries, choices, inner_product=setup.metric == "ip", allowed=allow, below=below)
     except ViolationError as error:
         where = "another process" if is_elsewhere else "the process that writes"
+        where += ", its devices" if isinstance(view, RouterView) else ""
         error.add_note(
             f"{where}, generation {view.index.generation} at change {view.index.live.number}, k {k}, allow "
             f"{allow is not None}, below {below}; {[(each.current, len(each.versions)) for each in world.owners]}"

@@ -52,9 +52,15 @@ class View:
         self._direct = DirectSearch(parts, added)
         self._filtered = FilteredSearches(parts, self._filters, added)
 
+    @property
+    def is_behind(self) -> bool:
+        """It goes on with what it knew, and looks again."""
+        return self.index.live._is_behind
+
     def search(self, queries: F32, k: int, *, allow: I64 | None = None, where: str | None = None) -> Seen:
-        """``queries``: transformed."""
+        """``queries``: not transformed."""
         index = self.index
+        queries = index.transform(queries)
         if allow is not None or where is not None:
             return self._exactly(queries, k, self._filters.make(allow, None, where))
         live = index.live.current()

@@ -24,6 +24,7 @@ from hybridindex.index.changes import compact as compact_module
 from hybridindex.index.changes import writer as writer_module
 from hybridindex.index.live.store import LiveStore
 from hybridindex.types import F32, Metric
+from tests.simulation.changes.devices import Devices, devices_applied
 from tests.simulation.changes.disk import SimDisk
 from tests.simulation.changes.faults import Faults
 from tests.simulation.changes.oracle import AUTO, Owner, Row, Rows
@@ -166,6 +167,8 @@ class Life:
         self.has_to_open_again = False
         #: What each thread does.
         self.doing: dict[SimThread | None, str] = {}
+        #: Of the writer; None: it has none.
+        self.devices: Devices | None = None
         self.victim: Process | None = None
         self.others: list[Process] = []
 
@@ -199,6 +202,7 @@ class Life:
     def _kill(self, process: Process, call: Call) -> None:
         outcome = self.world.outcome
         outcome.kills += 1
+        outcome.done["kills with devices"] += self.devices is not None and self.devices.router is not None
         outcome.killed_in[f"{self.doing.get(current(), 'maintenance')}: {call.name}"] += 1
         self.was_killed = True
         if self.ending == "power":
@@ -244,7 +248,7 @@ def run(seed: int, place: Path, templates: dict[Setup, Template], *, n_lives: in
                 last = number == n_lives - 1
                 ending: Ending = "none" if last else draw.choice(("power", "power", "power", "process", "none"))
                 life = Life(world, number, ending=ending, faults=not last and draw.random() < 0.4)
-                with filesystem.watched_by(life.see), processes_apart(life.sim):
+                with filesystem.watched_by(life.see), processes_apart(life.sim), devices_applied(life):
                     try:
                         life.sim.run(partial(live, life))
                     except ViolationError as error:
