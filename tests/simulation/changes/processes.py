@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from filelock import Timeout
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError
-from hybridindex.index.changes import claim
+from hybridindex.index.changes import claim, writer
 from hybridindex.index.live import store
 from hybridindex.index.storage import generation
 from tests.simulation.virtual.primitives import Local, Lock
@@ -173,6 +173,16 @@ class _Mine:
         self._found().__exit__(*error)
 
 
+class _InOrder(WeakKeyDictionary[Any, None]):
+    """As a :class:`weakref.WeakSet`, in the order in which members came: that of a set depends on their addresses."""
+
+    def add(self, member: Any) -> None:
+        self[member] = None
+
+    def discard(self, member: Any) -> None:
+        self.pop(member, None)
+
+
 @contextlib.contextmanager
 def processes_apart(sim: ProcessScheduler) -> Iterator[None]:
     """Within the block each process has stores, claims and locks of its own."""
@@ -183,6 +193,8 @@ def processes_apart(sim: ProcessScheduler) -> Iterator[None]:
         return _FileLock(sim, path, timeout_s)
 
     places = [
+        (store, "WeakSet", _InOrder),
+        (writer, "WeakSet", _InOrder),
         (store, "_shared", _Mine(sim, "stores", WeakValueDictionary())),
         (store, "_sharing", _Mine(sim, "sharing", threading.Lock())),
         (claim, "_claims", _Mine(sim, "claims", {})),
