@@ -83,12 +83,22 @@ class Devices:
             device_budget_bytes=self._budget,
             cache_fraction=self.draw.choice((0, 0.5)),
             max_batch=self.draw.choice((None, None, 2)),
+            pin_host_lists=self.draw.choice((0, 0, 8 << 10)),
             threads=1,
             scrub_bytes_per_s=0,
             precision="rows",
         )
         self._done["routers with devices"] += 1
         return router
+
+    def close(self) -> None:
+        """Ends the router."""
+        assert self.router is not None
+        stats = self.router.stats()
+        self._done["searches in a batch of others"] += stats.requests - stats.batches
+        self._done["parts of devices that the host took over"] += stats.device_fallbacks
+        self.router.close()
+        self.router = None
 
     def plan(self, ivf: IVFIndex) -> Plan:
         """Some lists on devices, the others on the host."""

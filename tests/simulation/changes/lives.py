@@ -107,7 +107,7 @@ def _writer(life: Life, process: Process) -> None:
                 raise
     if life.devices is not None and life.devices.router is not None:
         life.devices.end(index)
-        life.devices.router.close()
+        life.devices.close()
     index.close()
 
 
@@ -187,41 +187,53 @@ def _searches(life: Life, index: hx.Index) -> None:
 
 
 def _devices(life: Life, index: hx.Index) -> None:
-    """A router with devices: searches from two threads, and what else is done with it."""
+    """A router with devices: searches, some at once, and what else is done with it."""
     assert life.devices is not None
-    draw, before = life.devices.draw, life.faults.n
+    draw = life.devices.draw
     life.sim.sleep(draw.choice((0.0, 0.0, 0.3)))
-    life.doing[current()] = "opening of a router"
-    try:
-        router = life.devices.open(index)
-    except (HybridIndexError, OSError) as error:
-        _explained(life, error, before)
-        return
-    beside = SimThread(target=partial(_guarded, _searches_beside, life, router), name="device search")
-    beside.start()
-    view = RouterView(router, life, draw)
     while life.n_busy > 0 and not life.is_over:
-        life.sim.sleep(draw.expovariate(25))
-        life.doing[current()] = "devices"
-        if draw.random() < 0.3:
-            before = life.faults.n
-            try:
-                life.devices.act(view)
-            except (HybridIndexError, OSError) as error:
-                _explained(life, error, before)
-        else:
-            search(life, draw, view)
-    view.close()
-    beside.join()
+        before = life.faults.n
+        life.doing[current()] = "opening of a router"
+        try:
+            router = life.devices.open(index)
+        except (HybridIndexError, OSError) as error:
+            _explained(life, error, before)
+            return
+        view, closes = RouterView(router, life, draw), False
+        while life.n_busy > 0 and not life.is_over and not closes:
+            life.sim.sleep(draw.expovariate(25))
+            life.doing[current()] = "devices"
+            if draw.random() < 0.7:
+                search(life, draw, view)
+            elif draw.random() < 0.3:
+                _burst(life, router, draw)
+            else:
+                before = life.faults.n
+                try:
+                    life.devices.act(view)
+                except (HybridIndexError, OSError) as error:
+                    _explained(life, error, before)
+            closes = draw.random() < 0.02
+        view.close()
+        if closes:
+            # Maybe in the middle of another generation's opening.
+            life.devices.close()
 
 
-def _searches_beside(life: Life, router: Router) -> None:
-    draw = draws("device search", life.world.seed, life.number)
-    view = RouterView(router, life, draw)
-    life.doing[current()] = "device search"
-    while life.n_busy > 0 and not life.is_over:
-        life.sim.sleep(draw.expovariate(25))
-        search(life, draw, view)
+def _burst(life: Life, router: Router, draw: random.Random) -> None:
+    """Some searches at once, which share batches and overtake each other."""
+
+    def one(life: Life, number: float) -> None:
+        life.doing[current()] = "device search"
+        own = draws("device search", number)
+        for _ in range(own.randrange(1, 4)):
+            search(life, own, RouterView(router, life, own))
+
+    threads = [SimThread(target=partial(_guarded, one, life, draw.random())) for _ in range(draw.randrange(2, 7))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def search(life: Life, draw: random.Random, view: View | RouterView, *, begun: list[Rows] | None = None) -> None:
