@@ -49,7 +49,7 @@ def test_devices_are_searched_while_rows_change(once):
         "generations followed": 10,
         "kills with devices": 5,
         "placements": 10,
-        "searches in a batch of others": 20,
+        "routers with shared batches": 5,
         "parts of devices that the host took over": 30,
     }
     assert {name: done[name] for name in least if done[name] < least[name]} == {}
