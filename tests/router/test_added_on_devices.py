@@ -261,6 +261,26 @@ def test_a_device_that_recovered_has_none_of_what_it_held(plain):
         same(router, alone)
 
 
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "dropped"])
+def test_lists_that_move_to_another_device_bring_their_rows_into_its_own_pages(plain, fails):
+    plain.add(clustered(300, seed=3))
+    with placed(plain, np.ones(NLIST)) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == 300
+        served, lists = router._served, list(range(NLIST))
+        if fails:
+            served.tiers[1].fail(RuntimeError("out of order"))
+        served.residency.publish({}, drops=lists)
+        assert len(served.tiers[0].load(lists, served.residency).result(WAIT_S).loaded) == NLIST
+        plain.add(clustered(100, seed=4))
+        settled(router, plain)
+        same(router, alone)
+        snapshot = served.residency.current
+        for each in snapshot.resident_lists(0).tolist():
+            content = served.tiers[0].read_back(snapshot.list_pages[each]).result(WAIT_S)
+            codes = plain.ivf.list_codes(each).reshape(-1)
+            assert np.array_equal(content[: len(codes)], codes)
+
+
 def test_lists_that_are_dropped_while_they_grow_give_their_pages_back(plain, monkeypatch):
     plain.add(clustered(400, seed=3))
     with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:

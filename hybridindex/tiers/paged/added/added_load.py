@@ -91,7 +91,9 @@ class AddedLoad:
         here = self._residency.list_device[: len(added.sizes)] == self._ordinal
         current = held.current(added)
         gone = mine & ~(here & current)
-        self._pages.drop(np.flatnonzero(gone))
+        # Of a list that moved here, they lie on the device that it came from.
+        left = here & (residency.list_device >= 0) & ~mine
+        self._pages.drop(np.flatnonzero(gone | left))
         there = np.where(mine & ~gone, held.rows, 0)
         lists = np.flatnonzero(here & (added.sizes > there))
         # Taken from the end: those that lack most come first, while there is room.
@@ -112,6 +114,8 @@ class AddedLoad:
         list_id = waiting.pop()
         geometry, (residency, held) = self._arena.geometry, self._pages.now
         before = residency.list_pages[list_id]
+        if before is not None and residency.list_device[list_id] != self._ordinal:
+            return 0
         first, size = int(held.rows[list_id]), int(self._added.sizes[list_id])
         old = np.empty(0, dtype=np.int32) if before is None else before
         nbytes = (size - first) * geometry.code_size

@@ -90,12 +90,15 @@ class AddedPages:
         with some more pages.
 
         Returns:
-            Pages that are the caller's again: of lists that were dropped while they grew.
+            Pages that are the caller's again: of lists that were dropped while they grew, or that another device has.
         """
         with self._lock:
-            there = self._store.current.page_counts
-            dropped = [pages for each, pages in grown.items() if not there[each]]
-            grown = {each: pages for each, pages in grown.items() if there[each]}
+            where = self._store.current.list_device
+            dropped = [pages for each, pages in grown.items() if where[each] != ordinal]
+            grown = {each: pages for each, pages in grown.items() if where[each] == ordinal}
+            # Another device was first.
+            dropped += [pages for each, pages in fresh.items() if where[each] >= 0]
+            fresh = {each: pages for each, pages in fresh.items() if where[each] < 0}
             lists = np.array([*fresh, *grown], dtype=np.int64)
             rows, losses = self._held.rows.copy(), self._held.losses.copy()
             others = np.empty(0, dtype=np.int64)
