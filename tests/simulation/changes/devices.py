@@ -53,7 +53,7 @@ class Devices:
         self.draw = draw = draws("devices", seed, number)
         self._sim, self._done = sim, done
         self.machine = Machine(sim, draw)
-        self.n_devices = draw.choice((1, 1, 2))
+        self.n_devices = draw.choice((1, 2))
         self._budget = draw.choice((48 << 10, 256 << 10, 1 << 20))
         self._page_bytes = draw.choice((128, 512, 2048))
         self._has_plan = draw.random() < 0.85
@@ -124,7 +124,7 @@ class Devices:
     def act(self, view: RouterView) -> None:
         """Something beside searches: another placement, lists for a session, a device that fails, a look at pages."""
         draw, router = self.draw, view.router
-        match draw.randrange(6):
+        match draw.randrange(5):
             case 0:
                 # Another generation may serve meanwhile.
                 with contextlib.suppress(ProfileMismatchError):

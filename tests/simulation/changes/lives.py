@@ -205,14 +205,14 @@ def _devices(life: Life, index: hx.Index) -> None:
             life.doing[current()] = "devices"
             if draw.random() < 0.7:
                 search(life, draw, view)
-            elif draw.random() < 0.3:
-                _burst(life, router, draw)
             else:
                 before = life.faults.n
                 try:
                     life.devices.act(view)
                 except (HybridIndexError, OSError) as error:
                     _explained(life, error, before)
+                if draw.random() < 0.5:
+                    _burst(life, router, draw)
             closes = draw.random() < 0.02
         view.close()
         if closes:
