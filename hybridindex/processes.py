@@ -87,23 +87,31 @@ class KeptLock:
 
     def __enter__(self) -> None:
         end_s = time.monotonic() + self._timeout_s
-        while not self._try():
-            if time.monotonic() >= end_s:
-                raise Timeout(str(self._path))
-            time.sleep(_LOOK_S)
+        try:
+            while not self._try():
+                if time.monotonic() >= end_s:
+                    raise Timeout(str(self._path))
+                time.sleep(_LOOK_S)
+        except BaseException:
+            self.let_go()  # and with it the lock, where it was taken
+            raise
 
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    def let_go(self) -> None:
+        """Closes the file; it is opened again when the lock is taken."""
+        if self._closing is not None:
+            self._closing()
+            self._closing = None
+
     def _try(self) -> bool:
         with filesystem.performing("lock", self._path):
             if self._closing is None:
-                mode = keep_to_writers(self._path)
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-                self._closing = weakref.finalize(self, os.close, self._fd)
+                self._open()
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):  # another one has it, in the words of either kind of system
                 return False
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
@@ -112,11 +120,12 @@ class KeptLock:
             self.let_go()
             return False
 
-    def let_go(self) -> None:
-        """Closes the file; it is opened again when the lock is taken."""
-        if self._closing is not None:
-            self._closing()
-            self._closing = None
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._closing = weakref.finalize(self, os.close, self._fd)
+        # At the end of the interpreter a thread may still write; the system closes it behind that one.
+        self._closing.atexit = False
+        keep_to_writers(self._path)
 
 
 def weakly(owner: _Owner, do: Callable[Concatenate[_Owner, _P], _R]) -> Callable[_P, _R]:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock, Timeout
 
-from hybridindex.errors import BuildError
+from hybridindex.errors import BuildError, FileError
 from hybridindex.index.storage.generation import writers_lock
 from hybridindex.processes import KeptLock, lock_file
 from hybridindex.service.auth import KeyFile
@@ -309,7 +310,8 @@ def test_a_lock_that_is_kept_keeps_others_out_while_it_is_held(tmp_path):
     with lock_file(path, timeout_s=0), pytest.raises(Timeout), lock:
         pass
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    before = len(os.listdir("/dev/fd"))
+    with lock:
+        before = len(os.listdir("/dev/fd"))
     del lock
     assert len(os.listdir("/dev/fd")) == before - 1
 
@@ -340,6 +342,35 @@ def test_a_lock_that_is_kept_is_that_of_the_name(tmp_path):
     path.unlink()
     with lock:
         assert not is_free(path)
+
+
+def test_a_lock_that_is_kept_is_given_back_where_taking_it_fails(tmp_path, monkeypatch):
+    path, lock = tmp_path / ".lock", KeptLock(tmp_path / ".lock", timeout_s=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "samestat", Mock(side_effect=PermissionError(13, "no")))
+        with pytest.raises(FileError, match="cannot"), lock:
+            pass
+    assert is_free(path)
+    with lock:
+        assert not is_free(path)
+
+
+def test_a_lock_that_is_kept_follows_no_link(tmp_path):
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError), KeptLock(tmp_path / ".lock", timeout_s=0):
+        pass
+
+
+def test_a_group_may_take_a_lock_that_is_kept_whatever_the_mask_says(tmp_path):
+    tmp_path.chmod(0o770)
+    before = os.umask(0o077)
+    try:
+        with KeptLock(tmp_path / ".lock", timeout_s=0):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == 0o660
 
 
 def test_a_child_that_lives_longer_holds_no_kept_lock(index_folder):

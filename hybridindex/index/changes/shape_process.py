@@ -54,7 +54,7 @@ def shape_elsewhere(rows: LeftRows, number: int, thresholds: Thresholds, stoppin
     """
     try:
         memory = os.memfd_create("hybridindex-shape", os.MFD_CLOEXEC)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # or the system has none of it
         _log.warning("no memory could be shared with a process that shapes lists, so it is done in this one: %s", error)
         return None
     try:

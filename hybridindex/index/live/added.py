@@ -139,7 +139,9 @@ class AddedRows:
     @property
     def is_short(self) -> bool:
         """Whether :meth:`touch_ahead` should be called soon: who writes would wait for the system's memory."""
-        return self._free > _BUSY_BYTES and self._untouched - self._free < self._ahead() // 2
+        if self._free <= _BUSY_BYTES or max(self._untouched, self._free) >= len(self._data):
+            return False
+        return self._untouched - self._free < self._ahead() // 2
 
     def touch_ahead(self) -> None:
         """Asks the system for the memory of rows to come. By one thread, beside the writer."""

@@ -292,7 +292,8 @@ class LiveStore:
                     continue
                 if change is not None:
                     group.append(change)
-                    spoken_of.update(ticket.ids or ())
+                    # Ids that it was given now, too: the next ones do not see it yet.
+                    spoken_of.update(ticket.ids or [*change.ids.tolist(), *change.gone.tolist()])
                 made.append((ticket, result))
             changes += self._apply(group)
             if changes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import sys
 from functools import cache
 from pathlib import Path
@@ -77,8 +78,10 @@ def empty_in_huge_pages(nbytes: int, *, reserve: bool = False) -> U8:
 
 @cache
 def reserves() -> bool:
-    """Whether memory that is never written to costs nothing but addresses."""
+    """Whether memory that is never written to costs nothing but addresses, and there is no limit of these."""
     try:
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            return False
         return sys.platform == "linux" and filesystem.read_text(_OVERCOMMIT, encoding="ascii").strip() != "2"
     except FileError:
         return False

@@ -72,9 +72,12 @@ void touch_ahead(const ExtentBuffer& buffer, std::int64_t start, std::int64_t nb
     constexpr std::int64_t kPageBytes = 4096;
     if (start < 0 || nbytes < 0 || start > buffer.nbytes - nbytes)
         throw std::out_of_range("bytes from " + std::to_string(start) + " leave the buffer");
-    // A write, for reading gives every page the same zeros; and one that loses none of another thread's.
-    for (std::int64_t at = start; at < start + nbytes; at += kPageBytes)
-        std::atomic_ref(buffer.base[at]).fetch_or(0, std::memory_order_relaxed);
+    // A write, for reading gives every page the same zeros; one that loses none of another thread's, and that no compiler
+    // takes for none.
+    for (std::int64_t at = start; at < start + nbytes; at += kPageBytes) {
+        std::uint8_t nothing = 0;
+        std::atomic_ref(buffer.base[at]).compare_exchange_strong(nothing, 0, std::memory_order_relaxed);
+    }
 }
 
 }  // namespace hybridindex

@@ -59,13 +59,25 @@ class AddedLoad:
             return False
         if self._waiting is None:
             self._waiting = self._plan()
+        # Another device may drop a list while rows are put behind those that are here: its pages stay until then.
+        lease = self._pages.lease()
+        try:
+            self._send(self._waiting)
+        finally:
+            lease.release()
+        if self._waiting:
+            return True
+        settle(self.future, self._n_rows)
+        return False
+
+    def _send(self, waiting: list[int]) -> None:
         fresh: dict[int, I32] = {}
         grown: dict[int, I32] = {}
         places: list[tuple[int, U8]] = []
         room = self._copier.send_pages * self._arena.geometry.page_bytes
         try:
-            while self._waiting and room > 0:
-                room -= self._take(self._waiting, fresh, grown, places, room)
+            while waiting and room > 0:
+                room -= self._take(waiting, fresh, grown, places, room)
             if places:
                 self._copier.put(places)
         except BaseException:
@@ -76,10 +88,6 @@ class AddedLoad:
         if places:
             for dropped in self._pages.publish(self._added, self._ordinal, fresh, grown):
                 self._arena.pages.free(dropped)
-        if self._waiting:
-            return True
-        settle(self.future, self._n_rows)
-        return False
 
     def abort(self, error: BaseException) -> None:
         fail(self.future, error)
