@@ -65,6 +65,7 @@ ALLOWED = {
     ("hybridindex.index.changes.shape_process", "mmap.mmap"): MEMORY,
     ("hybridindex.index.changes.shape_process", "os.ftruncate"): MEMORY,
     ("hybridindex.processes", "fcntl.flock"): "gives a lock back, of an open file",
+    ("hybridindex.processes", "os.open"): SEEN,
     ("hybridindex.tiers.shard.scanner", "os.ftruncate"): MEMORY,
     ("hybridindex.tiers.shard.scanner", "os.pwrite"): MEMORY,
     ("hybridindex.index.faiss_model", "faiss.read_index"): "from bytes in memory",
