@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 
 import numpy as np
 import pytest
@@ -133,7 +132,6 @@ def resident(memory):
     return pages & 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are there")
 def test_memory_is_there_before_it_is_written_to():
     memory = np.frombuffer(mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     memory[3 * mmap.PAGESIZE] = 7

@@ -251,7 +251,7 @@ def _read(tier: DeviceTier, pages: I32) -> U8 | None:
     """The bytes of leased pages; None: the device failed meanwhile."""
     try:
         return tier.read_back(pages).result(_RESTS_S)
-    except Exception:
+    except (HybridIndexError, RuntimeError):  # as the device is said to have failed
         if tier.failure is None:
             raise
         return None
