@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hybridindex.index.changes.writer import Durability, IndexWriter
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.index.rabitq.spec import RabitqSpec
+    from hybridindex.index.source import VectorSource
     from hybridindex.partitioner.plan import Plan
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
@@ -668,16 +669,27 @@ def build(
 
     ``vectors``: an array, a file (docs/inputs.md lists the formats), or an iterator of batches.
 
-    ``attributes``: of the vectors, in their order; see :meth:`Index.set_attributes`. Where they do not fit the vectors,
-    the index stands without them, and InvalidInputError says so.
+    ``attributes``: a record for each vector, in their order; see :meth:`Index.set_attributes`.
 
     An index that stands at ``path`` is refused without ``replace=True``.
     """
     from hybridindex.index import build as build_index
 
     table = _checked(attributes)
-    index = Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
-    return _with_attributes(index, table, ids)
+    if table is None:
+        return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
+    row_ids: Any = None
+
+    def keep_ids(source: VectorSource) -> None:
+        nonlocal row_ids
+        if len(table) != source.n:
+            raise InvalidInputError(
+                f"attributes have {len(table)} rows, and there are {source.n} vectors; expected as many"
+            )
+        row_ids = source.ids(0, source.n)
+
+    built = build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, on_source=keep_ids, **options)
+    return _with_attributes(Index(built), table, row_ids)
 
 
 def copy_store(path: Path, to: Path) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def build(
     replace: bool = False,
     bits: int | None = None,
     rerank: str | None = None,
+    on_source: Callable[[VectorSource], None] | None = None,
     progress: Progress | None = None,
 ) -> IVFIndex:
     """Build an index at ``path`` and open it.
@@ -101,6 +102,7 @@ def build(
         bits: put codes of 1, 2 or 4 bits a dimension beside the rows, as :func:`hybridindex.index.compress.compress`
             does; where that fails, the index stands without them.
         rerank: codec of the rows of ``codec="rabitq"``: flat (the default), fp16, bf16 or sq8.
+        on_source: called with the vectors and their ids, by position, before anything is trained.
         progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum, and
             those of compress; units are rows (pack: lists; checksum: bytes).
 
@@ -124,6 +126,8 @@ def build(
     report = progress or no_progress
     with GenerationWriter(path, replace=replace) as writer:
         source = open_source(vectors, ids, writer, report)
+        if on_source is not None:
+            on_source(source)
         if nlist is None:
             nlist = default_nlist(source.n)
         if source.n < nlist:

@@ -188,6 +188,20 @@ def test_search_takes_ids_from_files(cli, planned, files, tmp_path):
     assert (np.array(cli(*words, "--allow-ids", tmp_path / "none.txt").json["ids"]) == -1).all()
 
 
+def test_a_build_takes_attributes_of_rows_whose_ids_the_file_has(cli, tmp_path):
+    rows, ids = clustered(300), np.arange(300)[::-1] * 2
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    pq.write_table(pa.table({"v": vectors, "id": ids}), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"row": row}) for row in range(300)))
+    np.save(tmp_path / "query.npy", rows[7:8])
+    words = ("build", tmp_path / "rows.parquet", tmp_path / "idx", "--column", "v", "--ids-column", "id")
+    assert cli(*words, "--attributes", tmp_path / "rows.jsonl", "--json").json["attributes"] == {"row": "int"}
+    found = cli(
+        "search", tmp_path / "idx", "-q", tmp_path / "query.npy", "-k", "1", "--where", "row = 7", "--json"
+    ).json
+    assert found["ids"] == [[int(ids[7])]]
+
+
 def test_attributes_are_given_searched_and_removed(cli, planned, files, tmp_path):
     rows = [{"doc": i, "year": 1980 + i % 40, "lang": ["en", "de"][i % 2]} for i in range(500)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

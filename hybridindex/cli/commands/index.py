@@ -152,6 +152,12 @@ def _candidate_table(candidates: CandidateTable) -> Table:
 
 
 NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, or an empty one.", show_default=False)]
+RowAttributes = Annotated[
+    Path | None,
+    typer.Option(
+        "--attributes", metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."
+    ),
+]
 Replace = Annotated[
     bool,
     typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),
@@ -218,6 +224,7 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         *,
         source: InputOptions,
+        attributes: RowAttributes = None,
         layout: LayoutOptions,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
         seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
@@ -228,6 +235,8 @@ def register(app: typer.Typer) -> None:
         options: dict[str, Any] = {}
         if source.ids is not None:
             options["ids"] = load_npy(source.ids, "--ids")
+        if attributes is not None:
+            options["attributes"] = read_table(attributes)
         if seed is not None:
             options["seed"] = seed
         with (
@@ -392,10 +401,7 @@ def register(app: typer.Typer) -> None:
         ],
         *,
         source: InputOptions,
-        attributes: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."),
-        ] = None,
+        attributes: RowAttributes = None,
         upsert: Annotated[
             bool, typer.Option("--upsert", help="Replace rows whose ids are there. Can be repeated.")
         ] = False,

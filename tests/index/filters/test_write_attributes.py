@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hybridindex as hx
@@ -156,6 +158,19 @@ def test_a_build_takes_them_with_the_vectors(tmp_path):
     with pytest.raises(InvalidInputError, match="attribute 'a' is binary"):
         hx.build(clustered(N), tmp_path / "j", nlist=NLIST, attributes={"a": [b""] * N})
     assert not (tmp_path / "j").exists()
-    with pytest.raises(InvalidInputError, match="no rows of 1 of the ids"):
-        hx.build(clustered(N), tmp_path / "j", nlist=NLIST, attributes={"a": [1] * (N + 1)})
-    open_index(tmp_path / "j").close()
+    for n in (N - 1, N + 1):
+        with pytest.raises(InvalidInputError, match=f"attributes have {n} rows, and there are {N} vectors"):
+            hx.build(clustered(N), tmp_path / "j", nlist=NLIST, attributes={"a": [1] * n})
+        assert not (tmp_path / "j" / "manifest.json").exists()
+
+
+def test_a_build_gives_them_to_the_rows_of_a_file_or_an_iterator_that_has_ids_of_its_own(tmp_path):
+    ids, data = np.arange(N)[::-1] * 3, clustered(N)
+    expected = dict(zip(ids.tolist(), range(N), strict=True))
+    columns = {"v": pa.FixedSizeListArray.from_arrays(pa.array(data.ravel()), data.shape[1]), "id": pa.array(ids)}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    file = hx.VectorFile(tmp_path / "rows.parquet", column="v", ids_column="id")
+    halves = ((data[at], ids[at]) for at in (slice(0, N // 2), slice(N // 2, N)))
+    for name, vectors in (("file", file), ("iterator", halves)):
+        with hx.build(vectors, tmp_path / name, nlist=NLIST, attributes={"a": np.arange(N)}) as index:
+            assert by_id(index.ivf)["a"] == expected
