@@ -218,3 +218,41 @@ class PqForm:
         mask: npt.NDArray[np.uint8] | None = None,
         first_rows: npt.NDArray[np.int64] | None = None,
     ) -> None: ...
+
+def first_absent(
+    probes: npt.NDArray[np.int64],
+    list_sizes: npt.NDArray[np.int64],
+    list_device: npt.NDArray[np.int16],
+    device: int,
+) -> int: ...
+
+class ScanTables:
+    """Tables of device scans, made by one thread at a time."""
+    def __init__(self, rows_per_page: int, group: int) -> None: ...
+    def take(self, probes: npt.NDArray[np.int64], list_sizes: npt.NDArray[np.int64], max_pages: int) -> int: ...
+    def end_of_tile(
+        self, start: int, per_row: float, per_item: int, per_pair: int, per_query: int, limit: int
+    ) -> int: ...
+    def write(
+        self,
+        start: int,
+        end: int,
+        list_log: npt.NDArray[np.int64],
+        page_log: npt.NDArray[np.int32],
+        heavy_from: int,
+        chunk: int,
+        kept: int,
+        out: npt.NDArray[np.int32],
+    ) -> tuple[
+        int, int, int, int, int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]
+    ]: ...
+    def answers(
+        self,
+        keys: npt.NDArray[np.int64],
+        keep_max: bool,
+        distances: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int64],
+    ) -> int: ...
+    def member_probes(self) -> npt.NDArray[np.int64]: ...
+    def stretch_lists(self) -> npt.NDArray[np.int64]: ...
+    def pairs(self) -> tuple[npt.NDArray[np.int64], ...]: ...

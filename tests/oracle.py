@@ -1,8 +1,8 @@
 """The oracle of the whole suite: what a plain IVF search over the same probes may answer, in float64.
 
 An answer is right when every returned id is a candidate of the probed lists, its distance is its own decoded distance
-within 2e-4 * (1 + |D|), it is no worse than the k-th best candidate by more than that, results are sorted by
-(distance, id), no candidate is returned twice, and only missing candidates leave empty places.
+within 2e-4 * (1 + |D|), or as ``precise`` asks, it is no worse than the k-th best candidate by more than that, results
+are sorted by (distance, id), no candidate is returned twice, and only missing candidates leave empty places.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.types import F32, I64
 
 TOLERANCE = 2e-4
+#: Of float32 arithmetic, whatever the order of its sums: ``precise`` of what computes distances of rows.
+ROUNDED = 1e-6
 
 
 def candidate_distances(index: IVFIndex, query: F32, lists: I64) -> tuple[I64, np.ndarray]:
@@ -26,8 +28,27 @@ def candidate_distances(index: IVFIndex, query: F32, lists: I64) -> tuple[I64, n
     return ids, rows @ x if index.metric == "ip" else ((rows - x) ** 2).sum(axis=1)
 
 
-def check_answer(index: IVFIndex, queries: F32, probes: I64, k: int, distances: F32, ids: I64) -> None:
-    """Asserts an (n, k) answer to transformed ``queries`` (n, scan_dim) over ``probes`` (n, p)."""
+def sums_of_terms(index: IVFIndex, query: F32, lists: I64) -> np.ndarray:
+    """What the rounding of a distance's terms is measured with, of everything in ``lists``: the sum of |x y|; of l2
+    that of (|x| + |y|) |x - y|, as x itself is rounded when it is decoded. sq8 adds an offset, which may be far larger.
+    """
+    rows = np.concatenate([index.decode_list(int(i)) for i in lists[lists >= 0]]).astype(np.float64)
+    x, size = query.astype(np.float64), np.abs(rows)
+    if index.codec == "sq8":
+        size = size + np.abs(index.device_codec().offset)
+    if index.metric == "ip":
+        return size @ np.abs(x)
+    return ((size + np.abs(x)) * np.abs(rows - x)).sum(axis=1)
+
+
+def check_answer(
+    index: IVFIndex, queries: F32, probes: I64, k: int, distances: F32, ids: I64, *, precise: float | None = None
+) -> None:
+    """Asserts an (n, k) answer to transformed ``queries`` (n, scan_dim) over ``probes`` (n, p).
+
+    ``precise``: of each distance, the error over what rounding its terms may make of it, at most
+    (:func:`sums_of_terms`); float32 takes some 1e-7 a step, TF32 10^3 times as much.
+    """
     assert ids.shape == distances.shape == (len(queries), k)
     assert ids.dtype == np.int64
     assert distances.dtype == np.float32
@@ -45,6 +66,8 @@ def check_answer(index: IVFIndex, queries: F32, probes: I64, k: int, distances: 
         position = {int(i): at for at, i in enumerate(all_ids)}
         own = exact[[position[int(i)] for i in found_ids]]
         allowed = TOLERANCE * (1 + np.abs(own))
+        if precise is not None:
+            allowed = precise * sums_of_terms(index, query, lists)[[position[int(i)] for i in found_ids]] + 1e-30
         np.testing.assert_array_less(np.abs(found - own), allowed)
         ranked = np.sort(exact)[::-1] if keep_max else np.sort(exact)
         kth = ranked[n_found - 1]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import tempfile
 import threading
 import time
@@ -29,6 +28,7 @@ from benchmarks.common.clusters import import_lists, make_clusters, make_queries
 from benchmarks.common.measure import Attempts, arguments, show, write
 from benchmarks.device.reclaim import pin_all, reclaim_into
 from benchmarks.device.targets import BESIDE_TARGET
+from hybridindex.tiers.contract.driver import mps_directory
 
 LOADS = ("memory", "matmul")
 #: Lists of one lookahead: their order changes with every turn.
@@ -204,9 +204,7 @@ def sharing(stand_in: bool) -> str:
     """How two processes share the device."""
     if stand_in:
         return "two processes on the same cores"
-    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or Path("/tmp/nvidia-mps").exists():
-        return "two processes, through CUDA's MPS as it seems"
-    return "two processes, time-sliced: no MPS"
+    return "two processes, time-sliced: no MPS" if mps_directory() is None else "two processes, through CUDA's MPS"
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import scratch_for_budget
 from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged.codes import triton_code_scanner as device_codes
+from hybridindex.tiers.paged.triton_scanner import Workspace
 
 ROWS, COLS, WARPS = (8, 16, 32), (64, 128), (4, 8)
 #: The most for four programs of 128 threads a multiprocessor, and for three.
@@ -56,17 +57,23 @@ class _Reshaped:
 
 
 @contextmanager
-def reshaped(**constants: int) -> Iterator[_Reshaped]:
-    """All scans launch the kernel for few queries a list with ``constants`` meanwhile."""
+def reshaped(workspaces: Sequence[Workspace], **constants: int) -> Iterator[_Reshaped]:
+    """They launch the kernel for few queries a list with ``constants`` meanwhile."""
     from hybridindex.tiers.paged import triton_kernels
+
+    def forget() -> None:
+        for workspace in workspaces:
+            workspace._shapes.clear()
 
     kernel = triton_kernels.scan_light
     other = _Reshaped(kernel, **constants)
     triton_kernels.scan_light = other
+    forget()
     try:
         yield other
     finally:
         triton_kernels.scan_light = kernel
+        forget()
 
 
 def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes: int) -> list[dict[str, Any]]:
@@ -88,7 +95,7 @@ def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes
         found.append(row)
         before = timed()
         try:
-            with reshaped(ROWS=rows, COLS=cols, num_warps=warps, maxnreg=registers):
+            with reshaped(prepared, ROWS=rows, COLS=cols, num_warps=warps, maxnreg=registers):
                 taken = timed()
         except Exception as error:  # noqa: BLE001 - one setting less
             row["error"] = repr(error)[:200]

@@ -18,7 +18,7 @@ from hybridindex.partitioner.models.transfer import TransferModel, fit_transfers
 from hybridindex.plans.precision import view_to_plan
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.tiers.contract.devices import require_torch, resolve_device
-from hybridindex.tiers.contract.driver import driver_version
+from hybridindex.tiers.contract.driver import driver_version, mps_directory
 from hybridindex.tiers.serving import CodecService, codec_service, tier_of
 from hybridindex.types import Profile
 
@@ -56,6 +56,8 @@ class GpuReport:
     #: Driver, torch, CUDA and triton; None where one is not here.
     versions: dict[str, str | None]
     devices: tuple[SeenDevice, ...]
+    #: How processes share a GPU; empty where there is none.
+    sharing: str = ""
     #: The stored profile that was read; None without one.
     profile_id: int | None = None
     #: False where that profile is of another machine.
@@ -87,29 +89,39 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
         "triton": _version("triton"),
     }
     seen = tuple(_look_at(name, codecs, index) for name in names)
+    sharing = _sharing() if count else ""
     command = f"hybridindex profile {index.path if index is not None else 'INDEX'} -q QUERIES.npy " + " ".join(
         f"--device {name}" for name in names
     )
     if index is None:
         missing = f"no index was named: give --index for what its profile measured; measure with: {command}"
-        return GpuReport(versions=versions, devices=seen, missing=missing)
+        return GpuReport(versions=versions, devices=seen, sharing=sharing, missing=missing)
     try:
         with index.store(store_url) as store:
             profile = store.load_profile(
                 index_fingerprint=view_to_plan(index.ivf, store, any_hardware=True).fingerprint
             )
     except ProfileError as error:
-        return GpuReport(versions=versions, devices=seen, missing=f"{error}; measure with: {command}")
+        missing = f"{error}; measure with: {command}"
+        return GpuReport(versions=versions, devices=seen, sharing=sharing, missing=missing)
     measured = measured_devices(profile)
     missing = "" if measured else f"profile {profile.id} timed no device; measure with: {command}"
     return GpuReport(
         versions=versions,
         devices=seen,
+        sharing=sharing,
         profile_id=profile.id,
         profile_of_this_machine=profile.hardware.fingerprint == hardware_info().fingerprint,
         measured=measured,
         missing=missing,
     )
+
+
+def _sharing() -> str:
+    directory = mps_directory()
+    if directory is None:
+        return "processes take turns: no MPS daemon runs (docs/devices.md says when to start one)"
+    return f"processes share it through MPS ({directory})"
 
 
 def _version(package: str) -> str | None:
@@ -160,7 +172,8 @@ def measured_devices(profile: Profile) -> tuple[MeasuredDevice, ...]:
 def report_of_devices(report: GpuReport) -> RenderableType:
     """The report, for people."""
     versions = ", ".join(f"{name} {version or 'not here'}" for name, version in report.versions.items())
-    parts: list[RenderableType] = [Text(versions), *(_device_table(device) for device in report.devices)]
+    sharing = [Text(f"of a GPU: {report.sharing}")] if report.sharing else []
+    parts: list[RenderableType] = [Text(versions), *sharing, *(_device_table(device) for device in report.devices)]
     if report.measured:
         where = "" if report.profile_of_this_machine else ", measured on another machine"
         parts.append(_measured_table(report.measured, f"profile {report.profile_id}{where}"))

@@ -8,6 +8,7 @@ slow (:mod:`hybridindex.router.devices.health`), or when the scan does not end
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.batch.stages import device_scan
 from hybridindex.tiers.contract.bounded_join import join_within
+from hybridindex.tiers.contract.devices import is_out_of_memory
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier
@@ -32,6 +34,9 @@ from hybridindex.types import I64
 __all__ = ["DeviceQueue", "DeviceTask", "RowTask", "ScanTask", "is_slow"]
 
 _log = logging.getLogger(__name__)
+
+#: Of scans that a device had no memory for.
+_TOLD_EVERY_S = 60.0
 
 
 def is_slow(tier: Tier) -> bool:
@@ -155,6 +160,8 @@ class DeviceQueue:
         self._closed = False
         #: Whether the own thread waits for the device.
         self._scanning = False
+        #: When a log line last said that memory was short; of the own thread.
+        self._told_at = -math.inf
         self._thread = threading.Thread(target=self._run, name=f"hybridindex-device-{tier.ordinal}", daemon=True)
         self._thread.start()
 
@@ -237,6 +244,11 @@ class DeviceQueue:
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(task)
         except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
+            if is_out_of_memory(error):
+                # Of this scan: others ask for less, or later. What the device holds stays.
+                self._tell_of_memory(error)
+                self._fall_back(task)
+                return
             tier.fail(error)
             lost = self._residency.current.resident_lists(tier.ordinal)
             self._residency.publish({}, drops=lost.tolist())
@@ -247,6 +259,12 @@ class DeviceQueue:
                     # Not what was given up: it says nothing of the next.
                     self._pace.observe(scan.part.total_bytes, took_s)
                 answer()
+
+    def _tell_of_memory(self, error: BaseException) -> None:
+        now = time.monotonic()
+        if now - self._told_at > _TOLD_EVERY_S:
+            self._told_at = now
+            _log.warning("device %s had no memory for a scan; the host made it: %s", self.tier.label, error)
 
     def _scan_on_device(self, task: DeviceTask) -> Callable[[], None]:
         self._scanning = True

@@ -95,7 +95,7 @@ def test_a_sweep_of_what_is_heavy_launches_every_number_and_puts_it_back(lists, 
     threshold = device_triton._HEAVY_FROM
 
     def counted(self, elements, tables, *rest):
-        n_light.setdefault(threshold["bf16"], tables.n_light / len(tables.page))
+        n_light.setdefault(threshold["bf16"], tables.n_light / tables.n_items)
         launch(self, elements, tables, *rest)
 
     monkeypatch.setattr(Workspace, "launch", counted)
@@ -108,7 +108,7 @@ def test_a_sweep_of_what_is_heavy_launches_every_number_and_puts_it_back(lists, 
 
 def test_another_setting_is_used_and_computes_the_same(lists):
     workspace, out, before = launched(lists("f32"), 1)
-    with device_sweep.reshaped(ROWS=2, COLS=8) as other:
+    with device_sweep.reshaped([workspace], ROWS=2, COLS=8) as other:
         workspace.again()
     assert other.launches == 1
     np.testing.assert_allclose(out, before, rtol=1e-5, atol=1e-6)

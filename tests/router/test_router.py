@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -248,6 +249,24 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
         assert router.devices[0].recover().result(300)
         router.apply_plan(plan)
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
+
+
+def test_a_scan_without_memory_is_the_host_s_and_the_lists_stay(index, monkeypatch, caplog):
+    plan = hand_made_plan(index, np.zeros(NLIST))
+    queries = clustered(12, seed=2)
+    with Router(index, plan=plan, devices=["cpu"]) as router:
+        for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no page-locked memory")):
+
+            def short(*_, error=error):
+                raise error
+
+            monkeypatch.setattr(NativePageScanner, "scan", short)
+            check(index, queries, 10, 8, router.search(queries, 10, 8))
+            monkeypatch.undo()
+            assert router.search(queries, 10, 8).hit_rate.min() == 1.0
+        stats = router.stats()
+        assert (stats.device_failures, stats.device_fallbacks, router.devices[0].failure) == (0, 2, None)
+        assert caplog.text.count("had no memory for a scan") == 1
 
 
 def test_a_device_that_works_again_gets_its_lists_back(index, monkeypatch):

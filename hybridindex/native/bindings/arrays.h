@@ -1,4 +1,4 @@
-// Arrays between Python and the kernels.
+// Arrays between Python and the kernels, and when the interpreter is given away.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,18 @@ template <typename Array>
 std::int64_t length(const Array& array, std::size_t axis) {
     return static_cast<std::int64_t>(array.shape(axis));
 }
+
+// Lets other threads have the interpreter, where the work is worth it: on few entries it takes less time than getting the
+// interpreter back from a thread that took it meanwhile.
+class Release {
+public:
+    explicit Release(std::int64_t entries) {
+        if (entries > 4096) released_.emplace();
+    }
+
+private:
+    std::optional<nanobind::gil_scoped_release> released_;
+};
 
 // Hands a vector's memory to numpy without a copy.
 template <typename T>

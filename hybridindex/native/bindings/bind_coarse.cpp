@@ -1,4 +1,4 @@
-#include "bindings/bind_coarse.h"
+#include "bindings/parts.h"
 
 #include <nanobind/stl/string.h>
 

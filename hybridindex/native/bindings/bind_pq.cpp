@@ -1,4 +1,4 @@
-#include "bindings/bind_pq.h"
+#include "bindings/parts.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

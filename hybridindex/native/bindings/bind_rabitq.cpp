@@ -1,4 +1,4 @@
-#include "bindings/bind_rabitq.h"
+#include "bindings/parts.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-#include "bindings/bind_watch.h"
+#include "bindings/parts.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -8,12 +8,9 @@
 
 #include "added/extents.h"
 #include "bindings/arrays.h"
-#include "bindings/bind_coarse.h"
 #include "bindings/bind_list_scan.h"
-#include "bindings/bind_pq.h"
-#include "bindings/bind_rabitq.h"
 #include "bindings/bind_scan_pages.h"
-#include "bindings/bind_watch.h"
+#include "bindings/parts.h"
 #include "routing/matching_rows.h"
 #include "routing/merge.h"
 #include "routing/split.h"
@@ -23,20 +20,6 @@ namespace nb = nanobind;
 using namespace hybridindex;
 
 namespace {
-
-// Work on so few entries takes less time than getting the interpreter back from a thread that took it meanwhile.
-constexpr std::int64_t kFew = 4096;
-
-// Lets other threads have the interpreter, where the work is worth it.
-class Release {
-public:
-    explicit Release(std::int64_t entries) {
-        if (entries > kFew) released_.emplace();
-    }
-
-private:
-    std::optional<nb::gil_scoped_release> released_;
-};
 
 nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
                In<std::int64_t, 1> list_bytes, int n_devices, InOut<float, 1> hit_rate,
@@ -157,6 +140,7 @@ NB_MODULE(_native, m) {
     bind_rabitq(m);
     bind_pq(m);
     bind_coarse(m);
+    bind_device_tables(m);
     m.def("move_extents", &move, nb::arg("from_").noconvert(), nb::arg("to").noconvert(), nb::arg("code_size"),
           nb::arg("before").noconvert(), nb::arg("after").noconvert(), nb::arg("gone_starts").noconvert(),
           nb::arg("gone").noconvert());

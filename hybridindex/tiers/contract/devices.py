@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ __all__ = [
     "available_bytes",
     "busy_device",
     "give_back_cached",
+    "is_out_of_memory",
     "kind_here",
     "require_torch",
     "resolve_device",
@@ -120,11 +122,20 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def give_back_cached(device: torch.device) -> None:
-    """Releases the memory of ``device`` that torch caches unused for this process."""
+    """Releases what torch caches unused for this process: memory of ``device``, and page-locked memory of the host."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()
+        # Not in every torch that is supported.
+        if empty := getattr(torch.accelerator, "empty_host_cache", None):
+            empty()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, of a device or of the host: what asked for less would have been done."""
+    torch = sys.modules.get("torch")
+    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
 _context_lock = threading.Lock()

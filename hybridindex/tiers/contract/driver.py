@@ -6,14 +6,21 @@ CUDA's own answer needs a context, which takes memory itself. The library comes 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["driver_version", "free_bytes_outside"]
+from hybridindex import filesystem
+from hybridindex.errors import FileError
+
+__all__ = ["driver_version", "free_bytes_outside", "mps_directory"]
 
 _NVML = "libnvidia-ml.so.1"
 #: ``NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE``.
 _VERSION_BYTES = 80
+#: Where a control daemon of CUDA's Multi-Process Service says that it runs, unless the environment names another place.
+_MPS_DIRECTORY, _MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noqa: S108 - where CUDA itself looks
 
 
 class _Memory(ctypes.Structure):
@@ -56,3 +63,14 @@ def driver_version(library: str = _NVML) -> str | None:
         if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _VERSION_BYTES) != 0:
             return None
         return text.value.decode()
+
+
+def mps_directory() -> Path | None:
+    """Pipe directory of the control daemon of CUDA's Multi-Process Service (MPS) that this process would go through;
+    None where none runs: then processes take turns at a GPU, one context after the other."""
+    directory = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY)
+    try:
+        text = filesystem.read_text(directory / _MPS_PID)
+        return directory if filesystem.exists(Path("/proc") / str(int(text))) else None
+    except (FileError, ValueError):
+        return None

@@ -13,8 +13,10 @@ POSITION_BITS = 32
 _ROW_MASK = (1 << POSITION_BITS) - 1
 
 
-def ids_of_positions(index: IVFIndex, positions: I64) -> I64:
-    """Ids of positions, same shape; -1 stays -1."""
+def ids_of_positions(index: IVFIndex, positions: I64, *, complete: bool = False) -> I64:
+    """Ids of positions, same shape; -1 stays -1. ``complete``: there is none."""
+    if complete:
+        return index.ids_at(positions >> POSITION_BITS, positions & _ROW_MASK)
     ids = np.full(positions.shape, -1, dtype=np.int64)
     found = positions >= 0
     ids[found] = index.ids_at(positions[found] >> POSITION_BITS, positions[found] & _ROW_MASK)

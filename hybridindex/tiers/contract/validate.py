@@ -8,11 +8,12 @@ import numpy as np
 
 from hybridindex.config import MAX_K
 from hybridindex.errors import InvalidInputError
+from hybridindex.extension import native
 from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.types import F32, I64
 
-__all__ = ["MAX_K", "allowed_ids", "check_filter", "check_resident", "check_scan", "check_threads"]
+__all__ = ["MAX_K", "allowed_ids", "check_filter", "check_resident", "check_scan", "check_shapes", "check_threads"]
 
 
 def check_scan(
@@ -23,6 +24,12 @@ def check_scan(
     Raises:
         InvalidInputError: names the argument, what it is and what it should be.
     """
+    check_shapes(queries, probes, coarse_distances, k, dim=dim, most=most)
+    _check_range(probes, nlist)
+
+
+def check_shapes(queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim: int, most: int = MAX_K) -> None:
+    """:func:`check_scan` of all but which lists are probed."""
     if not 1 <= k <= most:
         raise InvalidInputError(f"k is {k}; expected 1..{most}")
     if queries.ndim != 2 or queries.shape[1] != dim or queries.dtype != np.float32:
@@ -33,6 +40,9 @@ def check_scan(
         raise InvalidInputError(
             f"coarse_distances are {coarse_distances.dtype} {coarse_distances.shape}; expected float32 {probes.shape}"
         )
+
+
+def _check_range(probes: I64, nlist: int) -> None:
     if probes.size:
         low, high = int(probes.min()), int(probes.max())
         if low < -1 or high >= nlist:
@@ -41,13 +51,20 @@ def check_scan(
 
 
 def check_resident(probes: I64, residency: Residency, ordinal: int, list_sizes: I64) -> None:
-    """Checks that device ``ordinal`` holds every probed list that has rows; an empty list holds nothing anywhere.
+    """Checks that probes are lists, and that device ``ordinal`` holds each that has rows; an empty list holds nothing
+    anywhere.
 
     Raises:
-        InvalidInputError: names a list that is not resident there in this snapshot.
+        InvalidInputError: names a list that is not resident there in this snapshot, or not there at all.
     """
+    list_device = residency.list_device
+    # Every scan of a device waits for this.
+    fast = native is not None and probes.flags.c_contiguous
+    if fast and native.first_absent(probes, list_sizes, list_device, ordinal) < 0:  # type: ignore[union-attr]
+        return
+    _check_range(probes, len(list_sizes))
     probed = probes[probes >= 0]
-    absent = probed[(residency.list_device[probed] != ordinal) & (list_sizes[probed] > 0)]
+    absent = probed[(list_device[probed] != ordinal) & (list_sizes[probed] > 0)]
     if len(absent):
         raise InvalidInputError(f"list {int(absent[0])} is probed on device {ordinal} but not resident there")
 

@@ -427,6 +427,8 @@ class DeviceTier(Tier):
 
     def _release(self) -> None:
         self.arena.release()
+        # To whom the device is shared with.
+        give_back_cached(self.device)
 
     def _left_bytes(self) -> int:
         return self.budget_bytes

@@ -27,7 +27,7 @@ from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pq.native_pq_scanner import NativePqScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.tiers.paged.pq.triton_pq_scanner import TritonPqScanner
-from hybridindex.tiers.paged.scan_tables import Selection
+from hybridindex.tiers.paged.tables.scan_tables import Selection
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from hybridindex.types import I64

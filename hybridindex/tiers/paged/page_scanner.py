@@ -19,7 +19,7 @@ from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.contract.validate import MAX_K, allowed_ids, check_filter, check_resident, check_scan
+from hybridindex.tiers.contract.validate import MAX_K, allowed_ids, check_filter, check_resident, check_shapes
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.types import F32, I64
 
@@ -89,8 +89,8 @@ class PageScanner(ABC):
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
         index = self._index
-        check_scan(queries, probes, coarse_distances, k, dim=index.scan_dim, nlist=index.nlist, most=self.most_k)
-        check_resident(probes, self._residency, self._ordinal, self._index.list_sizes)
+        check_shapes(queries, probes, coarse_distances, k, dim=index.scan_dim, most=self.most_k)
+        check_resident(probes, self._residency, self._ordinal, index.list_sizes)
         check_filter(filter_ids)
         if masks is None:
             distances, ids = self._scan(queries, probes, coarse_distances, k, filter_ids)

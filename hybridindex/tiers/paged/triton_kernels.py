@@ -1,7 +1,8 @@
 """The Triton kernels of the device scan: distances of a page to the queries that probe it, and the best of each query.
 
 Importing this module imports triton, and triton decides then whether to compile or to interpret (``TRITON_INTERPRET``).
-:mod:`hybridindex.tiers.paged.scan_tables` explains the tables; :mod:`hybridindex.tiers.paged.triton_scanner` launches.
+:mod:`hybridindex.tiers.paged.tables.scan_tables` explains the tables, and
+:mod:`hybridindex.tiers.paged.triton_scanner` launches.
 
 All tables, queries, distances and keys lie in one scratch block, seen as int32 (``ints``), float32 (``floats``) and
 int64 (``keys``). Arguments that start with ``at_`` are element offsets into these, multiples of 16, so that one
@@ -130,8 +131,10 @@ def scan_heavy(
 
     The matrix units multiply bfloat16 exactly and add in float32, so operands are cut into bfloat16 parts: a query
     into three (24 bits), a half into two, a byte or a bfloat16 is one. What is left out is below 2^-24 of a product.
-    float32 rows are multiplied in float32. ``WIDE`` multiplies the parts as float32: the interpreter of triton 3.6
-    would multiply the bits of bfloat16 as whole numbers.
+    They add by cutting bits off, always towards zero, which many columns would add up. So each COLS of them have a sum
+    of their own, small parts first, and these sums are added with rounding. float32 rows are multiplied in float32.
+    ``WIDE`` multiplies the parts as float32: the interpreter of triton 3.6 would multiply the bits of bfloat16 as whole
+    numbers.
     """
     page, stretch, first_row, n_rows, member, end = work_item(
         ints, first_item + tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end,
@@ -163,6 +166,7 @@ def scan_heavy(
             if KIND == "f32":
                 total = tl.dot(raw, q, total, input_precision="ieee")
             else:
+                part = tl.zeros((ROWS, GROUP), tl.float32)
                 q1 = q.to(tl.bfloat16)
                 rest = q - q1.to(tl.float32)
                 q2 = rest.to(tl.bfloat16)
@@ -175,11 +179,11 @@ def scan_heavy(
                     whole = raw.to(tl.float32)
                     x = whole.to(tl.bfloat16)
                     x2 = (whole - x.to(tl.float32)).to(tl.bfloat16)
-                    total = _add_product(total, x2, q2, WIDE)
-                    total = _add_product(total, x2, q1, WIDE)
-                total = _add_product(total, x, q3, WIDE)
-                total = _add_product(total, x, q2, WIDE)
-                total = _add_product(total, x, q1, WIDE)
+                    part = _add_product(part, x2, q2, WIDE)
+                    part = _add_product(part, x2, q1, WIDE)
+                part = _add_product(part, x, q3, WIDE)
+                part = _add_product(part, x, q2, WIDE)
+                total += _add_product(part, x, q1, WIDE)
         total += constant[None, :]
         tl.store(
             floats + at_out + slot[None, :] + (first_row + row)[:, None], total,

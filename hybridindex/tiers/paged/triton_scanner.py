@@ -2,7 +2,7 @@
 
 Two phases. The distance of every (query, row) pair goes to the scratch, 4 bytes each, which is little beside the rows;
 then each query's best are selected, level by level. Only the (n, k) answer is copied back. The kernels are in
-:mod:`hybridindex.tiers.paged.triton_kernels`, their tables in :mod:`hybridindex.tiers.paged.scan_tables`.
+:mod:`hybridindex.tiers.paged.triton_kernels`, their tables in :mod:`hybridindex.tiers.paged.tables.scan_tables`.
 Between the two, what filters do not leave is taken out (:mod:`hybridindex.tiers.paged.masks`).
 :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes scans that are filtered by ids.
 """
@@ -13,7 +13,7 @@ import importlib.util
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,22 +28,15 @@ from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.masks.device_masks import DeviceMasks, PairMasks
 from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
-from hybridindex.tiers.paged.scan_tables import (
-    GROUP,
-    Cutting,
-    ItemTables,
-    Pairs,
-    Selection,
-    make_tables,
-    pairs_of_probes,
-)
+from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, GROUP, Selection, Tile
+from hybridindex.tiers.paged.tables.staged_tables import StagedTables, cut_for
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NEVER", "TABLES", "TritonScanner", "Work", "Workspace"]
+__all__ = ["NEVER", "TABLES", "Shape", "TritonScanner", "Work", "Workspace"]
 
 #: More members than a stretch has.
 NEVER = 1 << 30
@@ -59,10 +52,10 @@ _MAX_ROWS = 64
 _LIGHT_REGISTERS = 128
 #: The tables that every kernel of distances reads, in its order.
 TABLES = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
-#: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
-_ALIGNED = 16
 #: Of the scratch, what masks of filters may take; and of each pair's tables, what they add, in bytes.
 _SHARE_OF_MASKS, _MASK_BYTES_PER_PAIR = 4, 4 * 4
+_NOTHING = np.empty(0, dtype=np.float32)
+_NO_STREAM = nullcontext()
 #: Rows of a program that leaves rows out.
 _MASKED_ROWS = 512
 
@@ -107,12 +100,12 @@ class TritonScanner(PageScanner):
         keep_max = self._index.metric == "ip"
         distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
         positions = np.full((n, k), -1, dtype=np.int64)
-        constants = self.workspace.constants
+        scale, offset = self.workspace.constants
 
-        def operands(tables: ItemTables, _pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
-            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-            centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
-            return {"x": queries[rows], "scale": constants[:1], "offset": constants[1:], "centroids": centroids}
+        def operands(tile: Tile, tables: Any) -> dict[str, npt.NDArray[Any]]:
+            x = queries[tile.first_query : tile.first_query + tile.n_queries]
+            centroids = self._index.centroids[tables.stretch_lists()] if self._codec.by_residual else _NOTHING
+            return {"x": x, "scale": scale, "offset": offset, "centroids": centroids}
 
         work = Work(
             elements=(self._elements,),
@@ -123,8 +116,26 @@ class TritonScanner(PageScanner):
             operands=operands,
             masks=masks,
         )
-        self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
-        return distances, ids_of_positions(self._index, positions)
+        found = self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
+        return distances, ids_of_positions(self._index, positions, complete=found == n * k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kernel, and what it is compiled for."""
+
+    kernel: Any
+    #: Its last parameters, in their order.
+    constants: dict[str, Any]
+    values: tuple[Any, ...]
+    options: dict[str, Any]
+    #: Always the same options with them.
+    key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, kernel: Any, constants: dict[str, Any], **options: Any) -> Shape:
+        values = tuple(constants.values())
+        return cls(kernel=kernel, constants=constants, values=values, options=options, key=(kernel, *values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,30 +151,19 @@ class Work:
     #: Bytes of ``operands`` for each query; for each pair at most.
     query_bytes: int
     pair_bytes: int
-    #: What the kernels read beside the tables of a tile of pairs: arrays of int32 or float32, by name.
-    operands: Callable[[ItemTables, Pairs], dict[str, npt.NDArray[Any]]]
+    #: What the kernels read beside the tables of a tile: arrays of int32 or float32, by name. The second argument is
+    #: :attr:`hybridindex.tiers.paged.tables.staged_tables.StagedTables.tables`.
+    operands: Callable[[Tile, Any], dict[str, npt.NDArray[Any]]]
     #: Which rows each query may be answered with; None: all.
     masks: RowMasks | None = None
 
 
-def _answers(keys: I64, tables: ItemTables, pairs: Pairs, keep_max: bool) -> tuple[F32, I64]:
-    """Distances and packed positions (list id << 32 | row in list) of (n, kept) keys; -1 in empty places."""
-    ordered = (keys >> 32).astype(np.int32)
-    values = (ordered ^ ((ordered >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
-    empty = keys == np.iinfo(np.int64).max
-    slot = np.where(empty, 0, keys & 0xFFFFFFFF)
-    pair = np.searchsorted(tables.pair_slot, slot, side="right") - 1
-    row = pairs.first_row[pair] + slot - tables.pair_slot[pair]
-    positions = np.where(empty, -1, pairs.list[pair] << 32 | row)
-    distances = np.where(empty, np.float32(np.inf), values)
-    return (-distances if keep_max else distances), positions
-
-
-def _pair_masks(pairs: Pairs, masks: RowMasks) -> PairMasks:
+def _pair_masks(tables: Any, masks: RowMasks) -> tuple[PairMasks, I64]:
+    """Of the tile's pairs, and the first slot of each."""
+    query, lists, first_row, rows, slots = tables.pairs()
     numbers, of_query = np.unique(masks.of_query, return_inverse=True)
     filters = tuple(masks.filters[number] for number in numbers.tolist())
-    first_bit = filters[0].first[pairs.list] + pairs.first_row
-    return PairMasks(filters, of_query.astype(np.int32)[pairs.query], first_bit, pairs.rows)
+    return PairMasks(filters, of_query.astype(np.int32)[query], filters[0].first[lists] + first_row, rows), slots
 
 
 def _merge(distances: F32, positions: I64, more: F32, more_at: I64, keep_max: bool) -> None:
@@ -213,6 +213,7 @@ class Workspace:
         self.scratch_bytes = scratch_bytes
         self._codec = codec
         self._device = arena.device
+        self._on_cuda = arena.device.type == "cuda"
         self._rows_per_page = arena.geometry.rows_per_page
         self._lock = threading.Lock()
         words = scratch_bytes // 128 * 32
@@ -226,8 +227,8 @@ class Workspace:
         #: Of its words, those for tables, distances and candidates; behind them lie masks, once there was one.
         self._n_words = words
         self._masks: DeviceMasks | None = None
-        self._stage(4096)
-        self._result = self._host_words(4096)
+        #: Host memory of scans that are over.
+        self._idle: list[StagedTables] = []
         self._stream: Any = None
         if self._on_cuda:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -235,58 +236,48 @@ class Workspace:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         #: What was compiled for this device, by kernel and constants.
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        #: Constants and options of kernels, as this workspace launches them.
+        self._shapes: dict[Any, Shape] = {}
         #: (2, dim) float32 scale and offset of sq8; empty for other codecs.
         self.constants: F32 = np.stack((codec.scale, codec.offset))
 
-    @property
-    def _on_cuda(self) -> bool:
-        return self._device.type == "cuda"
-
-    def _host_words(self, n: int) -> torch.Tensor:
-        import torch
-
-        return torch.empty(n, dtype=torch.int32, pin_memory=self._on_cuda)
-
-    def _stage(self, n: int) -> None:
-        """Takes host memory for tables of ``n`` words, seen as whole numbers and as float32."""
-        self._staging = self._host_words(n)
-        self._staged_ints: npt.NDArray[np.int32] = self._staging.numpy()
-        self._staged_floats = self._staged_ints.view(np.float32)
-
     def best(
         self, residency: Residency, list_sizes: I64, probes: I64, work: Work, distances: F32, positions: I64
-    ) -> None:
-        """Puts the best of each query into ``distances`` and packed ``positions`` (n, k), which come as empty places.
+    ) -> int:
+        """Puts the best of each query into ``distances`` and packed ``positions`` (n, k), which come as empty places;
+        says how many of these it filled, or fewer where a query was cut in two.
 
         Rows as far as others are kept in the order of the probes.
 
         Raises:
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
-        k = distances.shape[1]
-        of_masks = len(self._ints) - self._n_words
-        cutting = Cutting(
-            selection=Selection.of(k),
-            room=self.scratch_bytes - 4 * of_masks - 4 * self.constants.size,
-            query_bytes=work.query_bytes,
-            pair_bytes=work.pair_bytes + (0 if work.masks is None else _MASK_BYTES_PER_PAIR),
-            rows_per_page=self._rows_per_page,
-            longest_list=int(list_sizes.max()),
-        )
-        pages = cutting.longest_stretch(k)
-        every = pairs_of_probes(probes, list_sizes, cutting.rows_per_page, pages)
-        for start, end in cutting.tiles(every):
-            pairs = every.part(start, end)
-            tables = make_tables(pairs, residency.list_log, residency.page_log, cutting.rows_per_page, work.heavy_from)
-            tile = (work.elements, tables, cutting.selection, work.operands(tables, pairs), work.keep_max)
-            keys = self.scan(*tile) if work.masks is None else self.scan(*tile, _pair_masks(pairs, work.masks))
-            found, at = _answers(keys, tables, pairs, work.keep_max)
-            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-            if positions[rows.start, 0] >= 0:
+        pair_bytes = work.pair_bytes + (0 if work.masks is None else _MASK_BYTES_PER_PAIR)
+        room = self.scratch_bytes - 4 * (len(self._ints) - self._n_words) - 4 * self.constants.size
+        cut = cut_for(distances.shape[1], room, work.query_bytes, pair_bytes, self._rows_per_page, list_sizes)
+        try:
+            staged = self._idle.pop()
+        except IndexError:
+            staged = StagedTables(self._rows_per_page, page_locked=self._on_cuda)
+        tables, start, filled = staged.tables, 0, 0
+        n_pairs = tables.take(probes, list_sizes, cut.pages)
+        while start < n_pairs:
+            end = tables.end_of_tile(start, *cut.costs)
+            tile = staged.write(start, end, residency, work.heavy_from, cut.selection)
+            keys = self.scan(staged, tile, cut.selection, work)
+            first, stop = tile.first_query, tile.first_query + tile.n_queries
+            if start and positions[first, 0] >= 0:
                 # The query was begun by the tile before.
-                _merge(distances[rows.start], positions[rows.start], found[0], at[0], work.keep_max)
-                rows, found, at = slice(rows.start + 1, rows.stop), found[1:], at[1:]
-            distances[rows], positions[rows] = found[:, :k], at[:, :k]
+                more = np.empty((tile.n_queries, distances.shape[1]), np.float32), np.empty_like(positions[first:stop])
+                tables.answers(keys, work.keep_max, *more)
+                _merge(distances[first], positions[first], more[0][0], more[1][0], work.keep_max)
+                distances[first + 1 : stop], positions[first + 1 : stop] = more[0][1:], more[1][1:]
+            else:
+                filled += tables.answers(keys, work.keep_max, distances[first:stop], positions[first:stop])
+            start = end
+        # Of a scan that failed, the device may still read what it has.
+        self._idle.append(staged)
+        return filled
 
     def in_turn(self, masks: RowMasks) -> Iterator[tuple[slice, RowMasks]]:
         """Queries to scan one part after the other, so that the device can hold the masks of each. The scratch gives
@@ -310,77 +301,54 @@ class Workspace:
         for rows in masks.runs(at_once):
             yield rows, masks.take(rows)
 
-    def scan(
-        self,
-        elements: tuple[torch.Tensor, ...],
-        tables: ItemTables,
-        selection: Selection,
-        operands: dict[str, npt.NDArray[Any]],
-        keep_max: bool,
-        masks: PairMasks | None = None,
-    ) -> npt.NDArray[np.int64]:
-        """Keys of the best of each query of a tile: (n, kept) int64, ascending. Arguments as in :class:`Work`;
-        ``masks``: of the tile's pairs."""
-        starts = selection.starts(tables.query_slot)
-        with self.turn():
-            if masks is not None:
+    def scan(self, staged: StagedTables, tile: Tile, selection: Selection, work: Work) -> npt.NDArray[np.int64]:
+        """Keys of the best of each query of a staged tile: (n, kept) int64, in any order, in memory of ``staged``.
+
+        Scans take turns to queue what the device does; they wait for it side by side.
+        """
+        at = dict(zip(TABLES, tile.at, strict=True))
+        used = staged.put(tile.used, work.operands(tile, staged.tables), at)
+        with self._lock, self._on_stream():
+            masks = None
+            if work.masks is not None:
                 assert self._masks is not None
-                operands = {**operands, "mask_slot": tables.pair_slot, **self._masks.operands(masks)}
-            at = self._upload(tables, starts, operands)
-            self.launch(elements, tables, at, keep_max)
+                masks, at_slots = _pair_masks(staged.tables, work.masks)
+                used = staged.put(used, {"mask_slot": at_slots, **self._masks.operands(masks)}, at)
+            self._upload(staged, used, tile, at)
+            self.launch(work.elements, tile, at, work.keep_max)
             if masks is not None:
                 self._leave_out(at, masks)
-            answer = self.select(at, starts, selection, tables.n_queries, keep_max)
-            keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
-        keys.sort(axis=1)
-        return keys
+            answer = self.select(at, tile, selection, work.keep_max)
+            self._begin_fetch(staged, answer, tile.n_queries * selection.kept)
+        return self._end_fetch(staged, tile.n_queries * selection.kept).reshape(-1, selection.kept)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Of one scan: others wait. What it queues goes to the workspace's stream."""
-        with self._lock, ExitStack() as stack:
-            if self._on_cuda:
-                import torch
-
-                stack.enter_context(torch.cuda.device(self._device))
-                stack.enter_context(torch.cuda.stream(self._stream))
+        with self._lock, self._on_stream():
             yield
 
-    def _upload(self, tables: ItemTables, starts: list[I64], operands: dict[str, npt.NDArray[Any]]) -> dict[str, int]:
-        """Writes all tables in one copy; where each begins, in words, and what follows them."""
-        sections: dict[str, npt.NDArray[Any]] = {
-            "page": tables.page,
-            "stretch": tables.stretch,
-            "first": tables.first_item,
-            "groups": tables.groups,
-            "rows": tables.rows,
-            "member": tables.member,
-            "end": tables.member_end,
-            "query": tables.query,
-            "slot": tables.slot,
-            **{f"starts{level}": values for level, values in enumerate(starts)},
-            **operands,
-        }
-        at: dict[str, int] = {}
-        used = 0
-        for name, values in sections.items():
-            at[name] = used
-            used += _aligned(values.size)
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        """What this thread queues goes to the workspace's stream."""
+        if not self._on_cuda:
+            return _NO_STREAM
+        import torch
+
+        # Of its device, too.
+        return torch.cuda.stream(self._stream)
+
+    def _upload(self, staged: StagedTables, used: int, tile: Tile, at: dict[str, int]) -> None:
+        """Queues the copy of ``used`` staged words, and says in ``at`` what follows them."""
         at["out"] = used
         # Where the selection puts keys, level by level, in two places that take turns; in keys.
-        at["best"] = -(-(used + _aligned(tables.n_slots)) // 32) * _ALIGNED
-        at["better"] = at["best"] + _aligned(int(starts[1][-1]))
-        end = at["better"] + (int(starts[2][-1]) if len(starts) > 2 else 0)
+        at["best"] = best = (used + _aligned(tile.n_slots) + 31) // 32 * ALIGNED
+        at["better"] = end = best + _aligned(tile.places[1])
+        if len(tile.places) > 2:
+            end += tile.places[2]
         if 2 * end > self._n_words:
             # Cut before another scan's masks took their room.
             raise OutOfBudgetError(f"scratch of {4 * self._n_words:,} bytes is too small for {8 * end:,}")
-        if len(self._staging) < used:
-            self._stage(1 << (used - 1).bit_length())
-        for name, values in sections.items():
-            target = self._staged_floats if values.dtype == np.float32 else self._staged_ints
-            target[at[name] : at[name] + values.size] = values.reshape(-1)
-        self._ints[:used].copy_(self._staging[:used], non_blocking=True)
-        return at
+        self._ints[:used].copy_(staged.block[:used], non_blocking=True)
 
     def _leave_out(self, at: dict[str, int], masks: PairMasks) -> None:
         """Queues that rows which masks do not leave become no candidates."""
@@ -388,108 +356,108 @@ class Workspace:
 
         where = [at[name] for name in ("mask_slot", "mask_rows", "mask_word", "mask_bit", "out")]
         grid = (len(masks.rows), -(-int(masks.rows.max()) // _MASKED_ROWS), 1)
-        constants = {"BLOCK": _MASKED_ROWS}
-        self._run(triton_mask_kernel.leave_out, grid, (self._ints, self._floats, *where), constants, {"num_warps": 4})
+        shape = self._shapes.get("mask")
+        if shape is None:
+            shape = self._shapes["mask"] = Shape.of(triton_mask_kernel.leave_out, {"BLOCK": _MASKED_ROWS}, num_warps=4)
+        self._run(shape, grid, (self._ints, self._floats, *where))
 
-    def launch(
-        self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
-    ) -> None:
-        """Queues the distances of uploaded tables."""
+    def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
+        """Queues the distances of an uploaded tile."""
+        where = [at[name] for name in (*TABLES, "x", "scale", "offset", "centroids", "out")]
+        tensors = (*elements, self._ints, self._floats)
+        if tile.n_light:
+            shape = self._shapes.get(("light", keep_max)) or self._light(keep_max)
+            self._run(shape, (tile.n_light, 1, 1), (*tensors, *where))
+        if n_heavy := tile.n_items - tile.n_light:
+            shape = self._shapes.get("heavy") or self._heavy()
+            self._run(shape, (n_heavy, 1, 1), (*tensors, tile.n_light, *where))
+
+    def _of_rows(self) -> dict[str, Any]:
+        codec = self._codec
+        shape = {"D": codec.dim, "PAGE_ROWS": self._rows_per_page, "GROUP": GROUP}
+        return {**shape, "KIND": codec.kind, "RESIDUAL": codec.by_residual}
+
+    def _light(self, keep_max: bool) -> Shape:
         from hybridindex.tiers.paged import triton_kernels
 
-        dim, kind = self._codec.dim, self._codec.kind
-        where = [at[name] for name in (*TABLES, "x", "scale", "offset", "centroids", "out")]
-        shape = {
-            "D": dim,
-            "PAGE_ROWS": self._rows_per_page,
-            "GROUP": GROUP,
-            "KIND": kind,
-            "RESIDUAL": self._codec.by_residual,
-        }
-        tensors = (*elements, self._ints, self._floats)
-        if tables.n_light:
-            cols = _columns(dim)
-            block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}
-            constants = {**shape, "KEEP_MAX": keep_max, **block}
-            options = {"num_warps": _THREADS // 32, "maxnreg": _LIGHT_REGISTERS}
-            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, options)
-        if n_heavy := len(tables.page) - tables.n_light:
-            block = {"ROWS": 64, "COLS": 32 if kind == "f32" else 64}
-            constants = {**shape, "WIDE": not self._on_cuda, **block}
-            args = (*tensors, tables.n_light, *where)
-            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), args, constants, {"num_warps": 4})
+        cols = _columns(self._codec.dim)
+        rows = _rows_at_once(self._codec.dim, cols, self._rows_per_page)
+        constants = {**self._of_rows(), "KEEP_MAX": keep_max, "ROWS": rows, "COLS": cols}
+        shape = Shape.of(triton_kernels.scan_light, constants, num_warps=_THREADS // 32, maxnreg=_LIGHT_REGISTERS)
+        return self._shapes.setdefault(("light", keep_max), shape)
 
-    def _run(
-        self,
-        kernel: Any,
-        grid: tuple[int, int, int],
-        args: tuple[Any, ...],
-        constants: dict[str, Any],
-        options: dict[str, int],
-    ) -> None:
-        """Launches ``kernel``. ``constants``: its last parameters, in their order; ``options``: always the same with
-        them.
+    def _heavy(self) -> Shape:
+        from hybridindex.tiers.paged import triton_kernels
+
+        cols = 32 if self._codec.kind == "f32" else 64
+        constants = {**self._of_rows(), "WIDE": not self._on_cuda, "ROWS": 64, "COLS": cols}
+        return self._shapes.setdefault("heavy", Shape.of(triton_kernels.scan_heavy, constants, num_warps=4))
+
+    def _run(self, shape: Shape, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        """Launches a kernel.
 
         A kernel that is asked by its source looks at every argument to find what it was compiled to: three times the
         rest of a launch. All that triton compiles for is in the constants here, since pointers and offsets are
         multiples of 16 and ``first_item`` is any number.
         """
-        key = (kernel, *constants.values())
+        key = shape.key
         compiled = self._compiled.get(key)
         if compiled is not None:
-            compiled[grid](*args, *constants.values())
+            compiled[grid](*args, *shape.values)
             return
-        compiled = kernel[grid](*args, **constants, **options)
+        compiled = shape.kernel[grid](*args, **shape.constants, **shape.options)
         # Triton's interpreter has nothing to keep.
         if compiled is not None:
             self._compiled[key] = compiled
 
-    def select(
-        self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
-    ) -> int:
+    def select(self, at: dict[str, int], tile: Tile, selection: Selection, keep_max: bool) -> int:
         """Queues the selection, level by level; where the answer lies, in keys."""
-        from hybridindex.tiers.paged import triton_kernels
-
         places = at["best"], at["better"]
         source = at["out"]
-        for level in range(len(starts) - 1):
+        for level, programs in enumerate(tile.programs):
             target = places[level % 2]
-            # Every search waits for these lines: no np.diff.
-            most = int((starts[level][1:] - starts[level][:-1]).max())
-            chunks = max(1, -(-most // selection.chunk))
-            constants = {
-                "FROM_DISTANCES": level == 0,
-                "KEEP_MAX": keep_max,
-                "CHUNK": selection.chunk,
-                "KEPT": selection.kept,
-            }
+            key = level == 0, keep_max, selection
+            shape = self._shapes.get(key) or self._best_of(*key)
             args = (
                 self._ints, self._floats, self._keys,
-                source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
+                source, tile.starts[level], tile.starts[level + 1], target,
             )  # fmt: skip
-            warps = 4 if selection.chunk <= 2048 else 8
-            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, {"num_warps": warps})
+            self._run(shape, (tile.n_queries, programs, 1), args)
             source = target
         return source
 
-    def _fetch(self, at: int, count: int) -> npt.NDArray[np.int64]:
-        import torch
+    def _best_of(self, from_distances: bool, keep_max: bool, selection: Selection) -> Shape:
+        from hybridindex.tiers.paged import triton_kernels
 
-        if not self._on_cuda:
-            keys: npt.NDArray[np.int64] = self._keys[at : at + count].numpy().copy()
-            return keys
-        if len(self._result) < 2 * count:
-            self._result = self._host_words(1 << (2 * count - 1).bit_length())
-        result = self._result.view(torch.int64)[:count]
-        result.copy_(self._keys[at : at + count], non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(self._stream)
-        done.synchronize()
-        return result.numpy().copy()
+        constants = {
+            "FROM_DISTANCES": from_distances,
+            "KEEP_MAX": keep_max,
+            "CHUNK": selection.chunk,
+            "KEPT": selection.kept,
+        }
+        shape = Shape.of(triton_kernels.select_best, constants, num_warps=4 if selection.chunk <= 2048 else 8)
+        return self._shapes.setdefault((from_distances, keep_max, selection), shape)
+
+    def _begin_fetch(self, staged: StagedTables, at: int, count: int) -> None:
+        """Queues the copy of an answer."""
+        staged.keys(count).copy_(self._keys[at : at + count], non_blocking=True)
+        if self._on_cuda:
+            import torch
+
+            if staged.done is None:
+                staged.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            staged.done.record(self._stream)
+
+    def _end_fetch(self, staged: StagedTables, count: int) -> npt.NDArray[np.int64]:
+        """Waits for it."""
+        if staged.done is not None:
+            staged.done.synchronize()
+        keys: npt.NDArray[np.int64] = staged.keys(count).numpy()
+        return keys
 
 
 def _aligned(n: int) -> int:
-    return -(-n // _ALIGNED) * _ALIGNED
+    return -(-n // ALIGNED) * ALIGNED
 
 
 def _columns(dim: int) -> int:

@@ -16,7 +16,7 @@ from hybridindex.tiers.paged import kernel_choice
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.kernel_choice import try_scanner
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
-from hybridindex.tiers.paged.scan_tables import Selection
+from hybridindex.tiers.paged.tables.scan_tables import Selection
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.clustered import NLIST, clustered, small_index

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import OutOfBudgetError
-from hybridindex.tiers.paged.scan_tables import GROUP, Cutting, Selection, make_tables, pairs_of_probes
+from hybridindex.extension import native
+from hybridindex.tiers.paged.tables.scan_tables import (
+    ALIGNED,
+    GROUP,
+    Cutting,
+    NumpyTables,
+    Selection,
+    Tile,
+    make_tables,
+    pairs_of_probes,
+)
 from tests.examples import examples
 
 SIZES = np.array([0, 1, 4, 5, 23, 40, 0, 17, 8, 3], dtype=np.int64)
@@ -34,6 +44,16 @@ def cutting(room, *, k=1, dim=8):
         rows_per_page=ROWS_PER_PAGE,
         longest_list=int(SIZES.max()),
     )
+
+
+def tiles_of(pairs, cut):
+    """The pairs of each tile."""
+    tables = NumpyTables(ROWS_PER_PAGE, GROUP)
+    tables._pairs = pairs
+    ends = [0]
+    while ends[-1] < len(pairs):
+        ends.append(tables.end_of_tile(ends[-1], *cut.costs))
+    return [pairs.part(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def compared(tables, pairs):
@@ -69,11 +89,7 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
     pairs = pairs_of_probes(probes, SIZES, ROWS_PER_PAGE, cut.longest_stretch(1))
 
     found = []
-    ends = [0]
-    for start, end in cut.tiles(pairs):
-        assert start == ends[-1]
-        ends.append(end)
-        part = pairs.part(start, end)
+    for part in tiles_of(pairs, cut):
         tables = make_tables(part, list_log, log, ROWS_PER_PAGE, heavy_from)
         counts = tables.member_end - tables.member
         is_light = np.arange(len(tables.page)) < tables.n_light
@@ -84,7 +100,6 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
             pair = np.searchsorted(tables.pair_slot, slot, side="right") - 1
             row = part.first_row[pair] + slot - tables.pair_slot[pair]
             found.append((*what, int(part.list[pair]), int(row)))
-    assert ends[-1] == len(pairs)
 
     expected = [
         (q, int(log[list_log[i] + row // ROWS_PER_PAGE]), row % ROWS_PER_PAGE, int(i), row)
@@ -103,12 +118,10 @@ def test_what_a_tile_takes_fits_the_scratch(sizes, pair_bytes):
     room = 24_000
     cut = replace(cutting(room), longest_list=int(sizes.max()), pair_bytes=pair_bytes)
     pairs = pairs_of_probes(probes, sizes, ROWS_PER_PAGE, cut.longest_stretch(1))
-    tiles = list(cut.tiles(pairs))
+    tiles = tiles_of(pairs, cut)
     assert len(tiles) > 1
-    for start, end in tiles:
-        tables = make_tables(
-            pairs.part(start, end), *scattered_pages(sizes, np.random.default_rng(0)), ROWS_PER_PAGE, 9
-        )
+    for part in tiles:
+        tables = make_tables(part, *scattered_pages(sizes, np.random.default_rng(0)), ROWS_PER_PAGE, 9)
         numbers = 2 * len(tables.page) + 5 * len(tables.list) + 2 * len(tables.query) + tables.n_slots
         starts = cut.selection.starts(tables.query_slot)
         places = starts[1][-1] + (starts[2][-1] if len(starts) > 2 else 0)
@@ -151,3 +164,143 @@ def test_selection_ends_with_one_chunk_for_every_query(counts, k):
     below = starts[2][-1] if len(starts) > 2 else 0
     taken = 4 * sum(counts) + 8 * (starts[1][-1] + below) + 4 * sum(len(level) - 1 for level in starts)
     assert taken <= len(counts) * cut._per_query + sum(counts) * cut._per_row
+
+
+def stretches_of(tile, words):
+    """Every stretch of a staged tile, in whatever order: its weight, rows, items (page, group) and members."""
+    page, stretch, first, groups, rows, member, end, query, slot = (words[at:] for at in tile.at)
+    n_stretches = int(stretch[: tile.n_items].max()) + 1
+    found = []
+    for number in range(n_stretches):
+        items = [item for item in range(tile.n_items) if stretch[item] == number]
+        assert items == list(range(first[number], first[number] + len(items))), "items of a stretch lie apart"
+        members = range(member[number], end[number])
+        found.append(
+            (
+                items[0] < tile.n_light,
+                int(groups[number]),
+                int(rows[number]),
+                page[items].tolist(),
+                [(int(query[one]), int(slot[one])) for one in members],
+            )
+        )
+    return found
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not there")
+@examples(120)
+@given(
+    n=st.integers(1, 40),
+    p=st.integers(1, 10),
+    k=st.sampled_from([1, 17, 300]),
+    room=st.sampled_from([9_000, 20_000, 1 << 20]),
+    heavy_from=st.sampled_from([2, 5, 1 << 30]),
+    seed=st.integers(0, 10_000),
+)
+def test_the_extension_makes_the_tables_that_numpy_makes(n, p, k, room, heavy_from, seed):
+    rng = np.random.default_rng(seed)
+    cut = cutting(room, k=k)
+    try:
+        pages = min(cut.longest_stretch(k), int(rng.integers(1, 12)))
+    except OutOfBudgetError:
+        return
+    own, reference = native.ScanTables(ROWS_PER_PAGE, GROUP), NumpyTables(ROWS_PER_PAGE, GROUP)
+    # One after the other, as what was there before must not matter.
+    for _ in range(2):
+        probes = np.argsort(rng.random((n, len(SIZES))), axis=1)[:, :p].astype(np.int64)
+        probes[rng.random(probes.shape) < 0.3] = -1
+        n_pairs = reference.take(probes, SIZES, pages)
+        assert own.take(probes, SIZES, pages) == n_pairs
+        list_log, log = scattered_pages(SIZES, rng)
+        start = 0
+        while start < n_pairs:
+            end = reference.end_of_tile(start, *cut.costs)
+            assert own.end_of_tile(start, *cut.costs) == end
+            what = (start, end, list_log, log, heavy_from, cut.selection.chunk, cut.selection.kept)
+            few = np.full(8, -7, dtype=np.int32)
+            wanted = np.full(1 << 14, -7, dtype=np.int32)
+            words = wanted.copy()
+            without_room = own.write(*what, few)
+            assert (few == -7).all(), "written where there is no room"
+            expected, made = reference.write(*what, wanted), Tile._make(own.write(*what, words))
+            assert made == without_room == expected
+            assert (words[made.used :] == -7).all(), "written behind its end"
+            assert all(at % ALIGNED == 0 for at in (*made.at, *made.starts))
+            for at in made.starts:
+                np.testing.assert_array_equal(words[at:][: made.n_queries + 1], wanted[at:][: made.n_queries + 1])
+            assert sorted(stretches_of(made, words)) == sorted(stretches_of(expected, wanted))
+            for one, other in zip(own.pairs(), reference.pairs(), strict=True):
+                np.testing.assert_array_equal(one, other)
+            # Of each member and stretch, what belongs to it.
+            page, _, first, _, _, member, _, query, slot = (words[at:] for at in made.at)
+            lists, probed = own.stretch_lists(), own.member_probes()
+            assert len(probed) == end - start
+            flat, (_, _, first_row, _, slots) = probes.ravel(), own.pairs()
+            assert (probed // p == query[: len(probed)] + made.first_query).all()
+            at_pair = np.searchsorted(slots, slot[: len(probed)])
+            for number, i in enumerate(lists.tolist()):
+                assert flat[probed[member[number]]] == i
+                assert page[first[number]] == log[list_log[i] + first_row[at_pair[member[number]]] // ROWS_PER_PAGE]
+            compare_answers(rng, own, reference, made, words)
+            start = end
+
+
+def compare_answers(rng, own, reference, tile, words):
+    """Random keys of every query: the same rows, by the extension and by numpy."""
+    k, kept, keep_max = int(rng.integers(1, 17)), 16, bool(rng.integers(2))
+    slots = words[tile.starts[0] :][: tile.n_queries + 1].astype(np.int64)
+    keys = np.full((tile.n_queries, kept), np.iinfo(np.int64).max)
+    for row, (first, last) in enumerate(itertools.pairwise(slots.tolist())):
+        several = rng.permutation(np.arange(first, last))[: int(rng.integers(0, kept + 1))]
+        keys[row, : len(several)] = rng.integers(-(1 << 31), 1 << 31, len(several)) << 32 | several
+    keys = rng.permuted(keys, axis=1)
+    results = []
+    for tables in (own, reference):
+        distances, positions = np.empty((tile.n_queries, k), np.float32), np.empty((tile.n_queries, k), np.int64)
+        results.append((tables.answers(keys.copy(), keep_max, distances, positions), distances, positions))
+    assert results[0][0] == results[1][0] == (results[0][2] >= 0).sum()
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+    np.testing.assert_array_equal(results[0][2], results[1][2])
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not there")
+def test_the_extension_refuses_what_would_leave_its_arrays():
+    tables = native.ScanTables(ROWS_PER_PAGE, GROUP)
+    sizes, out = np.array([5, 9], dtype=np.int64), np.empty(4096, dtype=np.int32)
+    log, pages = np.array([0, 2], dtype=np.int64), np.arange(5, dtype=np.int32)
+    for wrong in (2, -2):
+        with pytest.raises(IndexError, match=f"probe {wrong} is no list id"):
+            tables.take(np.array([[wrong]]), sizes, 9)
+    assert tables.take(np.array([[0, 1]]), sizes, 9) == 2
+    for start, end in ((-1, 1), (1, 1), (0, 3)):
+        with pytest.raises(IndexError, match="no such pairs"):
+            tables.write(start, end, log, pages, 9, 2048, 16, out)
+    with pytest.raises(IndexError, match="no such pair"):
+        tables.end_of_tile(2, 1.0, 1, 1, 1, 100)
+    with pytest.raises(IndexError, match="a stretch is too long"):
+        tables.end_of_tile(0, 1.0, 1, 1, 1, 4)
+    with pytest.raises(ValueError, match="every list"):
+        tables.write(0, 2, log[:1], pages, 9, 2048, 16, out)
+    with pytest.raises(IndexError, match="list 1 has no such pages"):
+        tables.write(0, 2, log, pages[:4], 9, 2048, 16, out)
+    with pytest.raises(ValueError, match="half of its candidates"):
+        tables.write(0, 2, log, pages, 9, 16, 16, out)
+    tables.write(0, 2, log, pages, 9, 2048, 16, out)
+    distances, positions = np.empty((1, 2), np.float32), np.empty((1, 2), np.int64)
+    for slot in (14, 1 << 31):
+        with pytest.raises(IndexError, match="not asked for"):
+            tables.answers(np.array([[slot, 3]]), True, distances, positions)
+    with pytest.raises(IndexError, match="more queries"):
+        tables.answers(np.zeros((2, 2), np.int64), True, np.empty((2, 2), np.float32), np.empty((2, 2), np.int64))
+    with pytest.raises(ValueError, match="at least 1"):
+        native.ScanTables(0, GROUP)
+
+
+@pytest.mark.skipif(native is None, reason="the extension is not there")
+def test_the_first_list_that_a_device_does_not_hold():
+    sizes, device = np.array([5, 0, 9], dtype=np.int64), np.array([1, -1, 0], dtype=np.int16)
+    for probes, expected in ([[0, 1, -1, 0]], -1), ([[0, 1], [1, 2]], 3), ([[3]], 0), ([[-2]], 0), ([[]], -1):
+        probed = np.array(probes, dtype=np.int64).reshape(len(probes), -1)
+        # Of an index with codes, there are rows beside the lists.
+        for there in (device, np.append(device, device)):
+            assert native.first_absent(probed, sizes, there, 1) == expected

@@ -18,7 +18,7 @@ from hybridindex.tiers.paged.codes.native_code_scanner import NativeCodeScanner
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
 from hybridindex.tiers.paged.codes.triton_code_scanner import CodeWorkspace, TritonCodeScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
-from hybridindex.tiers.paged.scan_tables import GROUP, Selection
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Selection
 from hybridindex.tiers.paged.triton_scanner import TritonScanner
 from tests.clustered import clustered
 from tests.coded import with_codes

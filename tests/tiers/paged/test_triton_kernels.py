@@ -20,7 +20,7 @@ from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged import triton_kernels as kernels
 from hybridindex.tiers.paged.codes import triton_code_kernels as code_kernels
 from hybridindex.tiers.paged.codes import triton_code_scanner as device_codes
-from hybridindex.tiers.paged.scan_tables import GROUP, Selection
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Selection
 
 POINTERS = {"ints": "*i32", "floats": "*fp32", "keys": "*i64"}
 POINTERS |= {"words": "*i32", "halves": "*fp16", "singles": "*fp32", "bytes_": "*i8"}

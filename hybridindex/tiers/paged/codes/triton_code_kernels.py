@@ -2,7 +2,7 @@
 
 Importing this module imports triton. Tables, scratch and the selection are those of
 :mod:`hybridindex.tiers.paged.triton_kernels`; a page holds blocks of 16 rows as :mod:`hybridindex.index.rabitq.encode`
-writes them. A program has one item of :mod:`hybridindex.tiers.paged.scan_tables` and ``ROWS`` rows of its page.
+writes them. A program has one item of :mod:`hybridindex.tiers.paged.tables.scan_tables` and ``ROWS`` rows of its page.
 
 Sums are of whole numbers, so that their order is free. With b, a level's bits as a number from 0, V = 2b - (2^B - 1):
 <V, q> = 2 <b, q> - (2^B - 1) * sum(q). What follows in float32 has the order of

@@ -17,8 +17,8 @@ from hybridindex.index.rabitq.estimate import MOST_WHOLE, code_queries
 from hybridindex.index.rabitq.spec import CHUNK_DIMS, CodeFormat
 from hybridindex.tiers.paged.codes.code_scanner import CodePageScanner
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
-from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
-from hybridindex.tiers.paged.triton_scanner import TABLES, TritonScanner, Work, Workspace
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Tile
+from hybridindex.tiers.paged.triton_scanner import TABLES, Shape, TritonScanner, Work, Workspace
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -69,15 +69,18 @@ class TritonCodeScanner(CodePageScanner):
         flat = products.reshape(-1)
         nothing = np.empty(0, dtype=np.int32)
 
-        def operands(tables: ItemTables, pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
-            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-            centre = flat[pairs.probe[tables.pair]]
-            square = self._codes.centroid_sq[pairs.list[tables.pair]]
+        lists = probes.reshape(-1)
+
+        def operands(tile: Tile, tables: Any) -> dict[str, npt.NDArray[Any]]:
+            rows = slice(tile.first_query, tile.first_query + tile.n_queries)
+            probed = tables.member_probes()
+            centre = flat[probed]
+            square = self._codes.centroid_sq[lists[probed]]
             with np.errstate(over="ignore"):
                 w = np.divide(centre, square, out=np.zeros_like(centre), where=square != 0) * np.float32(form.g_scale)
             return {
-                "slices": slices[rows] if tables.n_light else nothing,
-                "whole": coded.whole[rows].view(np.int32) if tables.n_light < len(tables.page) else nothing,
+                "slices": slices[rows] if tile.n_light else nothing,
+                "whole": coded.whole[rows].view(np.int32) if tile.n_light < tile.n_items else nothing,
                 "sum": sums[rows],
                 "u": coded.u[rows],
                 "w": w,
@@ -119,28 +122,30 @@ def _in_order(probes: I64, products: F32) -> tuple[I64, F32]:
 class CodeWorkspace(Workspace):
     """A workspace that launches the kernels of codes."""
 
-    def launch(
-        self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
-    ) -> None:
-        """Queues the estimates of uploaded tables."""
+    def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
+        """Queues the estimates of an uploaded tile."""
         import torch
 
+        light, heavy = (self._shapes.get(name) or self._of_codes(name) for name in ("light", "heavy"))
+        most = min(self._rows_per_page, tile.most_rows)
+        tensors = (*elements, self._ints, self._floats)
+        names, terms = [at[name] for name in TABLES], [at[name] for name in ("sum", "u", "w", "centre", "out")]
+        if tile.n_light:
+            args: tuple[Any, ...] = (*tensors, *names, at["slices"], *terms)
+            self._run(light, (tile.n_light, -(-most // light.constants["ROWS"]), 1), args)
+        if n_heavy := tile.n_items - tile.n_light:
+            args = (*tensors, self._ints.view(torch.int8), tile.n_light, *names, 4 * at["whole"], *terms)
+            self._run(heavy, (n_heavy, -(-most // heavy.constants["ROWS"]), 1), args)
+
+    def _of_codes(self, name: str) -> Shape:
         from hybridindex.tiers.paged.codes import triton_code_kernels
 
         form = self._codec.form
         assert form is not None
         light, heavy = shapes_of(form, self._rows_per_page, self._on_cuda)
-        most = min(self._rows_per_page, int(tables.rows.max()))
-        tensors = (*elements, self._ints, self._floats)
-        names, terms = [at[name] for name in TABLES], [at[name] for name in ("sum", "u", "w", "centre", "out")]
-        if tables.n_light:
-            args = (*tensors, *names, at["slices"], *terms)
-            grid = (tables.n_light, -(-most // light["ROWS"]), 1)
-            self._run(triton_code_kernels.estimate_light, grid, args, light, OPTIONS)
-        if n_heavy := len(tables.page) - tables.n_light:
-            args = (*tensors, self._ints.view(torch.int8), tables.n_light, *names, 4 * at["whole"], *terms)
-            grid = (n_heavy, -(-most // heavy["ROWS"]), 1)
-            self._run(triton_code_kernels.estimate_heavy, grid, args, heavy, OPTIONS)
+        self._shapes["light"] = Shape.of(triton_code_kernels.estimate_light, light, **OPTIONS)
+        self._shapes["heavy"] = Shape.of(triton_code_kernels.estimate_heavy, heavy, **OPTIONS)
+        return self._shapes[name]
 
 
 def shapes_of(form: CodeFormat, page_rows: int, compiled: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,8 +18,8 @@ from hybridindex.index.pq.distances import bases_of, tables_of
 from hybridindex.tiers.paged.page_scanner import Candidates
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
-from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
-from hybridindex.tiers.paged.triton_scanner import NEVER, TABLES, TritonScanner, Work, Workspace
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Tile
+from hybridindex.tiers.paged.triton_scanner import NEVER, TABLES, Shape, TritonScanner, Work, Workspace
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class TritonPqScanner(PqPageScanner):
             bases = bases_of(queries, self._index.centroids, probes, self._form)
         flat = bases.reshape(-1)
 
-        def operands(tables: ItemTables, pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
-            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-            return {"table": tables_of(queries[rows], self._form), "base": flat[pairs.probe[tables.pair]]}
+        def operands(tile: Tile, tables: Any) -> dict[str, npt.NDArray[Any]]:
+            rows = slice(tile.first_query, tile.first_query + tile.n_queries)
+            return {"table": tables_of(queries[rows], self._form), "base": flat[tables.member_probes()]}
 
         work = Work(
             elements=(self._arena.data.view(-1),),
@@ -91,17 +91,18 @@ class TritonPqScanner(PqPageScanner):
 class PqWorkspace(Workspace):
     """A workspace that launches the kernel of product-quantized rows."""
 
-    def launch(
-        self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
-    ) -> None:
-        """Queues the distances of uploaded tables."""
-        from hybridindex.tiers.paged.pq import triton_pq_kernels
+    def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
+        """Queues the distances of an uploaded tile."""
+        shape = self._shapes.get("rows")
+        if shape is None:
+            from hybridindex.tiers.paged.pq import triton_pq_kernels
 
+            constants = shape_of(self._codec, self._rows_per_page)
+            shape = self._shapes["rows"] = Shape.of(triton_pq_kernels.add_up_entries, constants, **OPTIONS)
         where = [at[name] for name in (*TABLES, "table", "base", "out")]
-        shape = shape_of(self._codec, self._rows_per_page)
-        most = min(self._rows_per_page, int(tables.rows.max()))
-        grid = (len(tables.page), -(-most // shape["ROWS"]), 1)
-        self._run(triton_pq_kernels.add_up_entries, grid, (*elements, self._ints, self._floats, *where), shape, OPTIONS)
+        most = min(self._rows_per_page, tile.most_rows)
+        grid = (tile.n_items, -(-most // shape.constants["ROWS"]), 1)
+        self._run(shape, grid, (*elements, self._ints, self._floats, *where))
 
 
 def shape_of(codec: DeviceCodec, page_rows: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The tables of a list-major device scan: which page is compared with which queries, and where the distances go.
 
-Pure numpy over whole arrays; nothing here knows a device. Words:
+Numpy over whole arrays; nothing here knows a device. The extension makes the same tables faster
+(:mod:`hybridindex.tiers.paged.tables.staged_tables` decides). Words:
 
 *Pair*: one query and one list that it probes, with rows to scan. *Stretch*: consecutive pages of one list, all of them
 unless the list is too long for the scratch. *Members* of a stretch: the queries that probe it. *Item*: one page and up
@@ -11,18 +12,32 @@ in the cache. *Slot*: number of a (query, row) pair in its tile, query by query;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import OutOfBudgetError
-from hybridindex.types import I32, I64
+from hybridindex.types import F32, I32, I64
 
-__all__ = ["GROUP", "Cutting", "ItemTables", "Pairs", "Selection", "make_tables", "pairs_of_probes"]
+__all__ = [
+    "ALIGNED",
+    "GROUP",
+    "Cutting",
+    "ItemTables",
+    "NumpyTables",
+    "Pairs",
+    "Selection",
+    "Tile",
+    "make_tables",
+    "pairs_of_probes",
+]
 
 #: Queries of one item; also the narrowest tile of the matrix units.
 GROUP = 16
+#: Words that a section is aligned to; triton then reads it in 16-byte pieces.
+ALIGNED = 16
 #: Bytes that aligning the sections may take.
 _SLACK = 3072
 #: Bytes of a pair's tables at most: two numbers of the member, five of its stretch. And of an item's.
@@ -128,21 +143,11 @@ class Cutting:
             )
         return pages
 
-    def tiles(self, pairs: Pairs) -> Iterator[tuple[int, int]]:
-        """Ranges of pairs that fit, as long as can be: all at once where they do."""
-        items = -(-pairs.rows // self.rows_per_page)
-        cost = np.ceil(pairs.rows * self._per_row).astype(np.int64)
-        cost += items * _PER_ITEM + _PER_PAIR + self.pair_bytes
-        reach = np.diff(pairs.query, prepend=pairs.query[:1]) * self._per_query
-        total = np.cumsum(cost + reach)
-        start, limit = 0, self.room - _SLACK - self._per_query
-        while start < len(pairs):
-            # The first query of a tile is in the limit.
-            before = int(total[start] - cost[start])
-            end = int(np.searchsorted(total, before + limit, side="right"))
-            assert end > start, "a stretch is too long for the scratch"
-            yield start, end
-            start = end
+    @property
+    def costs(self) -> tuple[float, int, int, int, int]:
+        """Bytes of a row, an item, a pair and a further query of a tile, and of all of them at most."""
+        limit = self.room - _SLACK - self._per_query
+        return self._per_row, _PER_ITEM, _PER_PAIR + self.pair_bytes, self._per_query, limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,3 +276,125 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
         pair_slot=slot,
         query_slot=query_slot,
     )
+
+
+class Tile(NamedTuple):
+    """One tile, staged. Places are counted in words of 32 bits."""
+
+    first_query: int
+    n_queries: int
+    #: Items from here on belong to stretches with many members.
+    n_light: int
+    n_items: int
+    #: Of a stretch.
+    most_rows: int
+    n_slots: int
+    #: Words that the tables take; where they do not fit, nothing was written.
+    used: int
+    #: Where the tables begin that kernels of distances read: page and stretch of items; first item, groups, rows, first
+    #: member and end of the members of stretches; query and slot of members.
+    at: tuple[int, ...]
+    #: Of each level of the selection: where its candidates' starts lie, (n_queries + 1,); of the answer last.
+    starts: tuple[int, ...]
+    #: Of each level: programs of the query with the most candidates.
+    programs: tuple[int, ...]
+    #: Of each level: candidates of all queries; answers last.
+    places: tuple[int, ...]
+
+
+class NumpyTables:
+    """Makes the tables of one batch after the other, as ``hybridindex._native.ScanTables`` does. Not thread-safe."""
+
+    def __init__(self, rows_per_page: int, group: int) -> None:
+        assert group == GROUP
+        self._rows_per_page = rows_per_page
+        self._pairs: Pairs
+        self._probes: I64
+        self._tile: Pairs
+        self._tables: ItemTables
+
+    def take(self, probes: I64, list_sizes: I64, max_pages: int) -> int:
+        """Takes the pairs of (n, p) probes, see :func:`pairs_of_probes`; how many there are."""
+        self._pairs = pairs_of_probes(probes, list_sizes, self._rows_per_page, max_pages)
+        self._probes = probes
+        return len(self._pairs)
+
+    def end_of_tile(self, start: int, per_row: float, per_item: int, per_pair: int, per_query: int, limit: int) -> int:
+        """One behind the last pair of a tile that begins with pair ``start``; see :attr:`Cutting.costs`."""
+        pairs = self._pairs.part(start, len(self._pairs))
+        cost = np.ceil(pairs.rows * per_row).astype(np.int64)
+        cost += -(-pairs.rows // self._rows_per_page) * per_item + per_pair
+        cost += np.diff(pairs.query, prepend=pairs.query[:1]) * per_query
+        end = start + int(np.searchsorted(np.cumsum(cost), limit, side="right"))
+        assert end > start, "a stretch is too long for the scratch"
+        return end
+
+    def write(
+        self,
+        start: int,
+        end: int,
+        list_log: I64,
+        page_log: I32,
+        heavy_from: int,
+        chunk: int,
+        kept: int,
+        out: I32,
+    ) -> Tile:
+        """Writes the tables of pairs ``start`` to ``end``; see :func:`make_tables`."""
+        self._tile = self._pairs.part(start, end)
+        self._tables = made = make_tables(self._tile, list_log, page_log, self._rows_per_page, heavy_from)
+        starts = Selection(chunk=chunk, kept=kept).starts(made.query_slot)
+        tables = (
+            made.page, made.stretch, made.first_item, made.groups, made.rows, made.member, made.member_end,
+            made.query, made.slot,
+        )  # fmt: skip
+        sections: list[npt.NDArray[Any]] = [*tables, *starts]
+        ends = _ends_from_zero(np.array([-(-len(each) // ALIGNED) * ALIGNED for each in sections]))
+        places, used = ends[:-1].tolist(), int(ends[-1])
+        if used <= len(out):
+            for at, values in zip(places, sections, strict=True):
+                out[at : at + len(values)] = values
+        return Tile(
+            first_query=made.first_query,
+            n_queries=made.n_queries,
+            n_light=made.n_light,
+            n_items=len(made.page),
+            most_rows=int(made.rows.max()),
+            n_slots=made.n_slots,
+            used=used,
+            at=tuple(places[: len(tables)]),
+            starts=tuple(places[len(tables) :]),
+            programs=tuple(max(1, -(-int(np.diff(each).max()) // chunk)) for each in starts[:-1]),
+            places=tuple(int(each[-1]) for each in starts),
+        )
+
+    def answers(self, keys: I64, keep_max: bool, distances: F32, positions: I64) -> int:
+        """Of the tile that was written last: distances and packed positions (list id << 32 | row in list) of (n, kept)
+        keys, best first; -1 in empty places. ``distances`` and ``positions``: (n, k). Sorts the keys. How many places
+        are filled."""
+        tables, pairs, k = self._tables, self._tile, distances.shape[1]
+        keys.sort(axis=1)
+        keys = keys[:, :k]
+        ordered = (keys >> 32).astype(np.int32)
+        values = (ordered ^ ((ordered >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+        empty = keys == np.iinfo(np.int64).max
+        slot = np.where(empty, 0, keys & 0xFFFFFFFF)
+        pair = np.searchsorted(tables.pair_slot, slot, side="right") - 1
+        row = pairs.first_row[pair] + slot - tables.pair_slot[pair]
+        positions[:] = np.where(empty, -1, pairs.list[pair] << 32 | row)
+        found = np.where(empty, np.float32(np.inf), values)
+        distances[:] = -found if keep_max else found
+        return int(empty.size - np.count_nonzero(empty))
+
+    def member_probes(self) -> I64:
+        """Of the tile that was written last: each member's place in the flat probes, (t,)."""
+        return self._tile.probe.take(self._tables.pair)
+
+    def stretch_lists(self) -> I64:
+        """Of the tile that was written last: each stretch's list, (s,)."""
+        return self._tables.list
+
+    def pairs(self) -> tuple[I64, I64, I64, I64, I64]:
+        """Of the tile that was written last: each pair's query, list, first row in its list, rows and first slot."""
+        pairs = self._tile
+        return pairs.query, pairs.list, pairs.first_row, pairs.rows, self._tables.pair_slot

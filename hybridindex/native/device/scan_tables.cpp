@@ -1,0 +1,272 @@
+#include "device/scan_tables.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace hybridindex {
+namespace {
+
+constexpr std::int64_t kAligned = 16;
+constexpr std::int64_t kEmpty = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
+std::int64_t aligned(std::int64_t n) { return (n + kAligned - 1) / kAligned * kAligned; }
+std::int64_t ceiling(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
+
+}  // namespace
+
+std::int64_t ScanTables::first_absent(const std::int64_t* probes, std::int64_t n, const std::int64_t* list_sizes,
+                                      const std::int16_t* list_device, std::int64_t nlist, std::int16_t device) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t list = probes[i];
+        if (list == -1) continue;
+        if (list < 0 || list >= nlist || (list_device[list] != device && list_sizes[list] > 0)) return i;
+    }
+    return -1;
+}
+
+ScanTables::ScanTables(std::int64_t rows_per_page, std::int64_t group) : rows_per_page_(rows_per_page), group_(group) {
+    if (rows_per_page < 1 || rows_per_page > kMost || group < 1 || group > 1024)
+        throw std::invalid_argument("rows_per_page must be at least 1, group 1 to 1024");
+}
+
+std::int64_t ScanTables::take(const std::int64_t* probes, std::int64_t n, std::int64_t p,
+                              const std::int64_t* list_sizes, std::int64_t nlist, std::int64_t max_pages) {
+    if (max_pages < 1) throw std::invalid_argument("max_pages must be at least 1");
+    if (n * p > kMost || nlist > kMost) throw std::invalid_argument("too many probes or lists");
+    nlist_ = nlist;
+    max_pages_ = max_pages;
+    parts_ = 1;
+    start_ = end_ = 0;
+    const std::int64_t longest = max_pages > kMost / rows_per_page_ ? kMost : max_pages * rows_per_page_;
+    n_pairs_ = all_rows_ = all_items_ = 0;
+    const auto make_room = [&](std::int64_t pairs) {
+        // Never less: what is there need not be made again.
+        if (pairs > static_cast<std::int64_t>(rows_.size()))
+            for (auto* each : {&query_, &list_, &probe_, &first_page_, &rows_}) each->resize(pairs);
+    };
+    make_room(n * p);
+    std::int64_t t = 0;
+    for (std::int64_t q = 0; q < n; ++q) {
+        for (std::int64_t j = q * p; j < (q + 1) * p; ++j) {
+            const std::int64_t list = probes[j];
+            if (list == -1) continue;
+            if (list < 0 || list >= nlist) throw std::out_of_range("probe " + std::to_string(list) + " is no list id");
+            std::int64_t left = list_sizes[list], first_page = 0;
+            if (left <= 0) continue;
+            all_rows_ += left;
+            all_items_ += ceiling(left, rows_per_page_);
+            for (std::int64_t part = 1;; ++part) {
+                make_room(t < static_cast<std::int64_t>(rows_.size()) ? 0 : 2 * t + 2);
+                query_[t] = static_cast<std::int32_t>(q);
+                list_[t] = static_cast<std::int32_t>(list);
+                probe_[t] = static_cast<std::int32_t>(j);
+                first_page_[t] = static_cast<std::int32_t>(first_page);
+                rows_[t++] = static_cast<std::int32_t>(std::min(left, longest));
+                if ((left -= longest) <= 0) break;
+                first_page += max_pages;
+                parts_ = std::max(parts_, part + 1);
+            }
+        }
+        if (t > kMost / 2) throw std::invalid_argument("too many pairs");
+    }
+    return n_pairs_ = t;
+}
+
+std::int64_t ScanTables::end_of_tile(std::int64_t start, const TileCosts& costs) const {
+    const std::int64_t n = n_pairs_;
+    if (start < 0 || start >= n) throw std::out_of_range("no such pair");
+    // As a rule all pairs fit. A pair's bytes are rounded up.
+    const double all = static_cast<double>(all_rows_) * costs.per_row +
+                       static_cast<double>(all_items_ * costs.per_item + n * (costs.per_pair + 1) +
+                                           (query_[n - 1] - query_[0]) * costs.per_query);
+    if (all < static_cast<double>(costs.limit)) return n;
+    std::int64_t cost = 0;
+    for (std::int64_t i = start; i < n; ++i) {
+        cost += static_cast<std::int64_t>(std::ceil(rows_[i] * costs.per_row)) +
+                ceiling(rows_[i], rows_per_page_) * costs.per_item + costs.per_pair;
+        if (i > start) cost += (query_[i] - query_[i - 1]) * costs.per_query;
+        if (cost > costs.limit) {
+            if (i == start) throw std::out_of_range("a stretch is too long for the scratch");
+            return i;
+        }
+    }
+    return n;
+}
+
+StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPages& lists, std::int64_t heavy_from,
+                             SelectionShape selection, std::int32_t* out, std::int64_t room) {
+    if (start < 0 || start >= end || end > n_pairs_) throw std::out_of_range("no such pairs");
+    if (lists.nlist < nlist_) throw std::invalid_argument("list_log must have every list");
+    if (selection.chunk < 1 || selection.kept < 1 || selection.chunk < 2 * selection.kept)
+        throw std::invalid_argument("a chunk must keep half of its candidates at most");
+    const std::int64_t t = end - start;
+    start_ = start;
+    end_ = end;
+    StagedTile tile{};
+    tile.first_query = query_[start];
+    tile.n_queries = query_[end - 1] - tile.first_query + 1;
+
+    // Which stretch each pair is of, in the order in which they are met, and its members.
+    const std::size_t keys = static_cast<std::size_t>(nlist_) * parts_;
+    if (stretch_of_.size() < keys) stretch_of_.resize(keys, -1);
+    stretch_of_pair_.resize(t);
+    pair_slots_.resize(t);
+    query_pairs_.resize(tile.n_queries + 1);
+    count_.clear();
+    stretch_pairs_.clear();
+    std::int64_t slots = 0, query = -1;
+    for (std::int64_t i = 0; i < t; ++i) {
+        const std::int64_t at = start + i;
+        for (const std::int64_t own = query_[at] - tile.first_query; query < own;) query_pairs_[++query] = static_cast<std::int32_t>(i);
+        std::int32_t& of_key = stretch_of_[key(at)];
+        std::int32_t stretch = of_key;
+        if (stretch < 0) {
+            stretch = of_key = static_cast<std::int32_t>(count_.size());
+            count_.push_back(0);
+            stretch_pairs_.push_back(static_cast<std::int32_t>(i));
+        }
+        ++count_[stretch];
+        stretch_of_pair_[i] = stretch;
+        pair_slots_[i] = static_cast<std::int32_t>(slots);
+        slots += rows_[at];
+    }
+    query_pairs_[tile.n_queries] = static_cast<std::int32_t>(t);
+    for (const std::int32_t pair : stretch_pairs_) stretch_of_[key(start + pair)] = -1;
+    if (slots > kMost) throw std::invalid_argument("too many rows for one tile");
+    tile.n_slots = slots;
+    const std::int64_t s = tile.n_stretches = static_cast<std::int64_t>(count_.size());
+
+    // Light stretches first.
+    order_.resize(s);
+    std::int64_t n_light_stretches = 0;
+    for (std::int64_t i = 0; i < s; ++i)
+        if (count_[i] < heavy_from) order_[n_light_stretches++] = static_cast<std::int32_t>(i);
+    for (std::int64_t i = 0, next = n_light_stretches; next < s; ++i)
+        if (count_[i] >= heavy_from) order_[next++] = static_cast<std::int32_t>(i);
+    for (std::int64_t i = 0; i < s; ++i) {
+        const std::int64_t rows = rows_[start + stretch_pairs_[order_[i]]];
+        tile.most_rows = std::max(tile.most_rows, rows);
+        tile.n_items += ceiling(rows, rows_per_page_) * ceiling(count_[order_[i]], group_);
+        if (i + 1 == n_light_stretches) tile.n_light = tile.n_items;
+    }
+    if (tile.n_items > kMost) throw std::invalid_argument("too many items for one tile");
+
+    // The sections.
+    std::int64_t used = 0;
+    const std::array<std::int64_t, StagedTile::kTables> lengths{tile.n_items, tile.n_items, s, s, s, s, s, t, t};
+    for (int i = 0; i < StagedTile::kTables; ++i) {
+        tile.at[i] = used;
+        used += aligned(lengths[i]);
+    }
+    const auto slot_of = [&](std::int32_t pair) { return pair == t ? slots : pair_slots_[pair]; };
+    candidates_.clear();
+    for (std::int64_t q = 0; q < tile.n_queries; ++q)
+        candidates_.push_back(slot_of(query_pairs_[q + 1]) - slot_of(query_pairs_[q]));
+    for (std::int64_t most = 0; most != 1; ++tile.n_levels) {
+        if (tile.n_levels == StagedTile::kMostLevels) throw std::invalid_argument("too many levels of selection");
+        tile.starts[tile.n_levels] = used;
+        used += aligned(tile.n_queries + 1);
+        std::int64_t total = 0;
+        most = 1;
+        for (std::int64_t q = 0, level = tile.n_levels * tile.n_queries; q < tile.n_queries; ++q) {
+            const std::int64_t count = candidates_[level + q];
+            const std::int64_t chunks = std::max<std::int64_t>(1, ceiling(count, selection.chunk));
+            total += count;
+            most = std::max(most, chunks);
+            candidates_.push_back(chunks * selection.kept);
+        }
+        tile.places[tile.n_levels] = total;
+        tile.programs[tile.n_levels] = most;
+    }
+    tile.starts[tile.n_levels] = used;
+    used += aligned(tile.n_queries + 1);
+    tile.places[tile.n_levels] = tile.n_queries * selection.kept;
+    tile.used = used;
+    if (used > room) return tile;
+
+    for (int i = 0; i <= tile.n_levels; ++i) {
+        std::int32_t* const to = out + tile.starts[i];
+        std::int64_t sum = 0;
+        to[0] = 0;
+        for (std::int64_t q = 0; q < tile.n_queries; ++q) 
+            to[q + 1] = static_cast<std::int32_t>(sum += candidates_[i * tile.n_queries + q]);
+    }
+    std::int32_t *page = out + tile.at[0], *stretch = out + tile.at[1];
+    std::int32_t *const first = out + tile.at[2], *const groups = out + tile.at[3], *const rows = out + tile.at[4],
+                        *const member = out + tile.at[5], *const member_end = out + tile.at[6],
+                        *const queries = out + tile.at[7], *const slot = out + tile.at[8];
+    next_member_.resize(s);
+    std::int32_t members = 0, items = 0;
+    for (std::int64_t i = 0; i < s; ++i) {
+        const std::int64_t pair = start + stretch_pairs_[order_[i]];
+        const std::int32_t count = count_[order_[i]];
+        const std::int32_t n_groups = static_cast<std::int32_t>(ceiling(count, group_));
+        const std::int64_t n_pages = ceiling(rows_[pair], rows_per_page_);
+        const std::int64_t in_log = lists.list_log[list_[pair]] + first_page_[pair];
+        if (in_log < 0 || in_log + n_pages > lists.n_pages)
+            throw std::out_of_range("list " + std::to_string(list_[pair]) + " has no such pages in this snapshot");
+        first[i] = items;
+        groups[i] = n_groups;
+        rows[i] = rows_[pair];
+        member[i] = next_member_[order_[i]] = members;
+        member_end[i] = members += count;
+        const std::int32_t* const pages = lists.page_log + in_log;
+        if (n_groups == 1) {
+            page = std::copy(pages, pages + n_pages, page);
+        } else {
+            for (std::int64_t each = 0; each < n_pages; ++each) page = std::fill_n(page, n_groups, pages[each]);
+        }
+        stretch = std::fill_n(stretch, n_pages * n_groups, static_cast<std::int32_t>(i));
+        items += static_cast<std::int32_t>(n_pages * n_groups);
+    }
+    member_pairs_.resize(t);
+    for (std::int64_t i = 0; i < t; ++i) {
+        const std::int32_t at = next_member_[stretch_of_pair_[i]]++;
+        member_pairs_[at] = static_cast<std::int32_t>(i);
+        queries[at] = static_cast<std::int32_t>(query_[start + i] - tile.first_query);
+        slot[at] = pair_slots_[i];
+    }
+    // As the tables have them.
+    for (std::int64_t i = 0; i < s; ++i) next_member_[i] = stretch_pairs_[order_[i]];
+    std::swap(next_member_, stretch_pairs_);
+    return tile;
+}
+
+std::int64_t ScanTables::answers(std::int64_t* keys, std::int64_t n, std::int64_t kept, std::int64_t k, bool keep_max,
+                                 float* distances, std::int64_t* positions) const {
+    if (n + 1 > static_cast<std::int64_t>(query_pairs_.size())) throw std::out_of_range("more queries than the tile has");
+    std::int64_t filled = 0;
+    for (std::int64_t q = 0; q < n; ++q) {
+        std::int64_t* const own = keys + q * kept;
+        std::sort(own, own + kept);
+        const auto first = pair_slots_.begin() + query_pairs_[q], last = pair_slots_.begin() + query_pairs_[q + 1];
+        for (std::int64_t j = 0; j < k; ++j) {
+            float& distance = distances[q * k + j];
+            std::int64_t& position = positions[q * k + j];
+            if (j >= kept || own[j] == kEmpty) {
+                distance = keep_max ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
+                position = -1;
+                continue;
+            }
+            const std::int32_t ordered = static_cast<std::int32_t>(own[j] >> 32);
+            const std::int64_t slot = own[j] & 0xFFFFFFFF;
+            const float value = std::bit_cast<float>(ordered ^ ((ordered >> 31) & 0x7FFFFFFF));
+            distance = keep_max ? -value : value;
+            const auto found = std::upper_bound(first, last, slot);
+            if (found == first) throw std::out_of_range("a device answered with a row that was not asked for");
+            const std::int64_t pair = start_ + (found - 1 - pair_slots_.begin());
+            const std::int64_t row = slot - found[-1];
+            if (row >= rows_[pair]) throw std::out_of_range("a device answered with a row that was not asked for");
+            position = static_cast<std::int64_t>(list_[pair]) << 32 | (first_page_[pair] * rows_per_page_ + row);
+            ++filled;
+        }
+    }
+    return filled;
+}
+
+}  // namespace hybridindex
