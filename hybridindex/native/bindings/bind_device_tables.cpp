@@ -68,9 +68,11 @@ nb::object taken(const std::vector<std::int32_t>& of, const std::vector<std::int
     return to_numpy(std::move(values), {n});
 }
 
-nb::object part(const std::vector<std::int32_t>& of, std::int64_t start, std::int64_t end, std::int64_t times = 1) {
-    std::vector<std::int64_t> values(of.begin() + start, of.begin() + end);
-    for (std::int64_t& value : values) value *= times;
+// (n,) int64: what each pair of the tile has.
+template <typename Of>
+nb::object of_pairs(const ScanTables& tables, Of of) {
+    std::vector<std::int64_t> values;
+    for (std::int64_t pair = tables.start(); pair < tables.end(); ++pair) values.push_back(of(pair));
     const std::size_t n = values.size();
     return to_numpy(std::move(values), {n});
 }
@@ -99,10 +101,11 @@ void bind_device_tables(nb::module_& m) {
         .def("member_probes", [](const ScanTables& t) { return taken(t.probes(), t.member_pairs(), t.start()); })
         .def("stretch_lists", [](const ScanTables& t) { return taken(t.lists(), t.stretch_pairs(), t.start()); })
         .def("pairs", [](const ScanTables& t) {
-            return nb::make_tuple(part(t.queries(), t.start(), t.end()), part(t.lists(), t.start(), t.end()),
-                                  part(t.first_pages(), t.start(), t.end(), t.rows_per_page()),
-                                  part(t.rows(), t.start(), t.end()),
-                                  part(t.pair_slots(), 0, static_cast<std::int64_t>(t.pair_slots().size())));
+            return nb::make_tuple(of_pairs(t, [&](std::int64_t i) { return t.query_of(i); }),
+                                  of_pairs(t, [&](std::int64_t i) { return t.lists()[i]; }),
+                                  of_pairs(t, [&](std::int64_t i) { return t.first_row(i); }),
+                                  of_pairs(t, [&](std::int64_t i) { return t.rows()[i]; }),
+                                  of_pairs(t, [&](std::int64_t i) { return t.pair_slots()[i - t.start()]; }));
         });
 }
 

@@ -29,7 +29,10 @@ std::int64_t ScanTables::first_absent(const std::int64_t* probes, std::int64_t n
     return -1;
 }
 
-ScanTables::ScanTables(std::int64_t rows_per_page, std::int64_t group) : rows_per_page_(rows_per_page), group_(group) {
+ScanTables::ScanTables(std::int64_t rows_per_page, std::int64_t group)
+    : inverse_(rows_per_page < 1 ? 0 : ~std::uint64_t{0} / rows_per_page + 1),
+      rows_per_page_(rows_per_page),
+      group_(group) {
     if (rows_per_page < 1 || rows_per_page > kMost || group < 1 || group > 1024)
         throw std::invalid_argument("rows_per_page must be at least 1, group 1 to 1024");
 }
@@ -40,41 +43,62 @@ std::int64_t ScanTables::take(const std::int64_t* probes, std::int64_t n, std::i
     if (n * p > kMost || nlist > kMost) throw std::invalid_argument("too many probes or lists");
     nlist_ = nlist;
     max_pages_ = max_pages;
-    parts_ = 1;
     start_ = end_ = 0;
     const std::int64_t longest = max_pages > kMost / rows_per_page_ ? kMost : max_pages * rows_per_page_;
-    n_pairs_ = all_rows_ = all_items_ = 0;
+    n_pairs_ = 0;
     const auto make_room = [&](std::int64_t pairs) {
         // Never less: what is there need not be made again.
         if (pairs > static_cast<std::int64_t>(rows_.size()))
-            for (auto* each : {&query_, &list_, &probe_, &first_page_, &rows_}) each->resize(pairs);
+            for (auto* each : {&list_, &probe_, &rows_}) each->resize(pairs);
     };
     make_room(n * p);
-    std::int64_t t = 0;
+    query_starts_.resize(n + 1);
+    first_page_.clear();
+    // Not members: a store to one of these would have to be done before the next probe is read.
+    std::int64_t t = 0, all_rows = 0, all_items = 0, parts = 1;
+    const auto add = [&](std::int64_t list, std::int64_t probe, std::int64_t rows) {
+        list_[t] = static_cast<std::int32_t>(list);
+        probe_[t] = static_cast<std::int32_t>(probe);
+        rows_[t++] = static_cast<std::int32_t>(rows);
+    };
     for (std::int64_t q = 0; q < n; ++q) {
+        query_starts_[q] = t;
+        make_room(t + p);
         for (std::int64_t j = q * p; j < (q + 1) * p; ++j) {
             const std::int64_t list = probes[j];
             if (list == -1) continue;
             if (list < 0 || list >= nlist) throw std::out_of_range("probe " + std::to_string(list) + " is no list id");
-            std::int64_t left = list_sizes[list], first_page = 0;
+            std::int64_t left = list_sizes[list];
             if (left <= 0) continue;
-            all_rows_ += left;
-            all_items_ += ceiling(left, rows_per_page_);
-            for (std::int64_t part = 1;; ++part) {
-                make_room(t < static_cast<std::int64_t>(rows_.size()) ? 0 : 2 * t + 2);
-                query_[t] = static_cast<std::int32_t>(q);
-                list_[t] = static_cast<std::int32_t>(list);
-                probe_[t] = static_cast<std::int32_t>(j);
-                first_page_[t] = static_cast<std::int32_t>(first_page);
-                rows_[t++] = static_cast<std::int32_t>(std::min(left, longest));
-                if ((left -= longest) <= 0) break;
-                first_page += max_pages;
-                parts_ = std::max(parts_, part + 1);
+            if (left > kMost) throw std::invalid_argument("list " + std::to_string(list) + " has too many rows");
+            all_rows += left;
+            all_items += pages(left);
+            if (left > longest) {
+                // Room for its parts, and for the probes to come.
+                const std::int64_t n_parts = ceiling(left, longest);
+                make_room(t + n_parts + p);
+                first_page_.resize(t);
+                parts = std::max(parts, n_parts);
+                for (std::int64_t part = 0; part < n_parts; ++part, left -= longest) {
+                    add(list, j, std::min(left, longest));
+                    first_page_.push_back(static_cast<std::int32_t>(part * max_pages));
+                }
+            } else {
+                add(list, j, left);
             }
         }
         if (t > kMost / 2) throw std::invalid_argument("too many pairs");
     }
+    query_starts_[n] = t;
+    if (parts > 1) first_page_.resize(t);
+    parts_ = parts;
+    all_rows_ = all_rows;
+    all_items_ = all_items;
     return n_pairs_ = t;
+}
+
+std::int64_t ScanTables::query_of(std::int64_t pair) const {
+    return std::upper_bound(query_starts_.begin(), query_starts_.end(), pair) - query_starts_.begin() - 1;
 }
 
 std::int64_t ScanTables::end_of_tile(std::int64_t start, const TileCosts& costs) const {
@@ -83,13 +107,13 @@ std::int64_t ScanTables::end_of_tile(std::int64_t start, const TileCosts& costs)
     // As a rule all pairs fit. A pair's bytes are rounded up.
     const double all = static_cast<double>(all_rows_) * costs.per_row +
                        static_cast<double>(all_items_ * costs.per_item + n * (costs.per_pair + 1) +
-                                           (query_[n - 1] - query_[0]) * costs.per_query);
+                                           (query_of(n - 1) - query_of(0)) * costs.per_query);
     if (all < static_cast<double>(costs.limit)) return n;
-    std::int64_t cost = 0;
+    std::int64_t cost = 0, query = query_of(start);
     for (std::int64_t i = start; i < n; ++i) {
         cost += static_cast<std::int64_t>(std::ceil(rows_[i] * costs.per_row)) +
-                ceiling(rows_[i], rows_per_page_) * costs.per_item + costs.per_pair;
-        if (i > start) cost += (query_[i] - query_[i - 1]) * costs.per_query;
+                pages(rows_[i]) * costs.per_item + costs.per_pair;
+        for (; query_starts_[query + 1] <= i; ++query) cost += costs.per_query;
         if (cost > costs.limit) {
             if (i == start) throw std::out_of_range("a stretch is too long for the scratch");
             return i;
@@ -108,50 +132,55 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
     start_ = start;
     end_ = end;
     StagedTile tile{};
-    tile.first_query = query_[start];
-    tile.n_queries = query_[end - 1] - tile.first_query + 1;
+    tile.first_query = query_of(start);
+    tile.n_queries = query_of(end - 1) - tile.first_query + 1;
 
-    // Which stretch each pair is of, in the order in which they are met, and its members.
+    // Which stretch each pair is of, in the order in which they are met, and its members. Every scan waits for this: no
+    // branch that is taken now and then.
     const std::size_t keys = static_cast<std::size_t>(nlist_) * parts_;
     if (stretch_of_.size() < keys) stretch_of_.resize(keys, -1);
-    stretch_of_pair_.resize(t);
-    pair_slots_.resize(t);
+    for (auto* each : {&stretch_of_pair_, &pair_slots_, &count_, &first_pair_, &order_, &next_member_})
+        if (static_cast<std::int64_t>(each->size()) < t + 1) each->resize(t + 1);
     query_pairs_.resize(tile.n_queries + 1);
-    count_.clear();
-    stretch_pairs_.clear();
-    std::int64_t slots = 0, query = -1;
-    for (std::int64_t i = 0; i < t; ++i) {
-        const std::int64_t at = start + i;
-        for (const std::int64_t own = query_[at] - tile.first_query; query < own;) query_pairs_[++query] = static_cast<std::int32_t>(i);
-        std::int32_t& of_key = stretch_of_[key(at)];
-        std::int32_t stretch = of_key;
-        if (stretch < 0) {
-            stretch = of_key = static_cast<std::int32_t>(count_.size());
-            count_.push_back(0);
-            stretch_pairs_.push_back(static_cast<std::int32_t>(i));
+    std::int64_t slots = 0, s = 0;
+    {
+        const std::int32_t *const list = list_.data() + start, *const rows = rows_.data() + start;
+        std::int32_t *const of_key = stretch_of_.data(), *const of_pair = stretch_of_pair_.data(),
+                            *const slot = pair_slots_.data(), *const count = count_.data(),
+                            *const first = first_pair_.data();
+        for (std::int64_t i = 0; i < t; ++i) {
+            const std::int64_t own = parts_ == 1 ? list[i] : key(start + i);
+            const std::int32_t known = of_key[own];
+            const bool is_new = known < 0;
+            const std::int32_t stretch = is_new ? static_cast<std::int32_t>(s) : known;
+            of_key[own] = of_pair[i] = stretch;
+            // Behind the last stretch there is room for one more.
+            first[s] = static_cast<std::int32_t>(i);
+            count[s] = is_new ? 0 : count[s];
+            s += is_new;
+            ++count[stretch];
+            slot[i] = static_cast<std::int32_t>(slots);
+            slots += rows[i];
         }
-        ++count_[stretch];
-        stretch_of_pair_[i] = stretch;
-        pair_slots_[i] = static_cast<std::int32_t>(slots);
-        slots += rows_[at];
+        for (std::int64_t i = 0; i < s; ++i) of_key[key(start + first[i])] = -1;
+        for (std::int64_t q = 0; q <= tile.n_queries; ++q)
+            query_pairs_[q] = static_cast<std::int32_t>(
+                std::clamp<std::int64_t>(query_starts_[tile.first_query + q] - start, 0, t));
     }
-    query_pairs_[tile.n_queries] = static_cast<std::int32_t>(t);
-    for (const std::int32_t pair : stretch_pairs_) stretch_of_[key(start + pair)] = -1;
     if (slots > kMost) throw std::invalid_argument("too many rows for one tile");
     tile.n_slots = slots;
-    const std::int64_t s = tile.n_stretches = static_cast<std::int64_t>(count_.size());
+    tile.n_stretches = s;
 
     // Light stretches first.
-    order_.resize(s);
     std::int64_t n_light_stretches = 0;
     for (std::int64_t i = 0; i < s; ++i)
         if (count_[i] < heavy_from) order_[n_light_stretches++] = static_cast<std::int32_t>(i);
     for (std::int64_t i = 0, next = n_light_stretches; next < s; ++i)
         if (count_[i] >= heavy_from) order_[next++] = static_cast<std::int32_t>(i);
     for (std::int64_t i = 0; i < s; ++i) {
-        const std::int64_t rows = rows_[start + stretch_pairs_[order_[i]]];
+        const std::int64_t rows = rows_[start + first_pair_[order_[i]]];
         tile.most_rows = std::max(tile.most_rows, rows);
-        tile.n_items += ceiling(rows, rows_per_page_) * ceiling(count_[order_[i]], group_);
+        tile.n_items += pages(rows) * ceiling(count_[order_[i]], group_);
         if (i + 1 == n_light_stretches) tile.n_light = tile.n_items;
     }
     if (tile.n_items > kMost) throw std::invalid_argument("too many items for one tile");
@@ -200,14 +229,13 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
     std::int32_t *const first = out + tile.at[2], *const groups = out + tile.at[3], *const rows = out + tile.at[4],
                         *const member = out + tile.at[5], *const member_end = out + tile.at[6],
                         *const queries = out + tile.at[7], *const slot = out + tile.at[8];
-    next_member_.resize(s);
     std::int32_t members = 0, items = 0;
     for (std::int64_t i = 0; i < s; ++i) {
-        const std::int64_t pair = start + stretch_pairs_[order_[i]];
+        const std::int64_t pair = start + first_pair_[order_[i]];
         const std::int32_t count = count_[order_[i]];
         const std::int32_t n_groups = static_cast<std::int32_t>(ceiling(count, group_));
-        const std::int64_t n_pages = ceiling(rows_[pair], rows_per_page_);
-        const std::int64_t in_log = lists.list_log[list_[pair]] + first_page_[pair];
+        const std::int64_t n_pages = pages(rows_[pair]);
+        const std::int64_t in_log = lists.list_log[list_[pair]] + first_page(pair);
         if (in_log < 0 || in_log + n_pages > lists.n_pages)
             throw std::out_of_range("list " + std::to_string(list_[pair]) + " has no such pages in this snapshot");
         first[i] = items;
@@ -215,26 +243,31 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
         rows[i] = rows_[pair];
         member[i] = next_member_[order_[i]] = members;
         member_end[i] = members += count;
-        const std::int32_t* const pages = lists.page_log + in_log;
-        if (n_groups == 1) {
-            page = std::copy(pages, pages + n_pages, page);
-        } else {
-            for (std::int64_t each = 0; each < n_pages; ++each) page = std::fill_n(page, n_groups, pages[each]);
-        }
-        stretch = std::fill_n(stretch, n_pages * n_groups, static_cast<std::int32_t>(i));
+        const std::int32_t* const numbers = lists.page_log + in_log;
+        // Few: a call would take longer.
+        for (std::int64_t each = 0; each < n_pages; ++each)
+            for (std::int32_t g = 0; g < n_groups; ++g) {
+                *page++ = numbers[each];
+                *stretch++ = static_cast<std::int32_t>(i);
+            }
         items += static_cast<std::int32_t>(n_pages * n_groups);
     }
-    member_pairs_.resize(t);
-    for (std::int64_t i = 0; i < t; ++i) {
-        const std::int32_t at = next_member_[stretch_of_pair_[i]]++;
-        member_pairs_[at] = static_cast<std::int32_t>(i);
-        queries[at] = static_cast<std::int32_t>(query_[start + i] - tile.first_query);
-        slot[at] = pair_slots_[i];
-    }
+    for (std::int64_t q = 0; q < tile.n_queries; ++q)
+        for (std::int32_t i = query_pairs_[q]; i < query_pairs_[q + 1]; ++i) {
+            const std::int32_t at = next_member_[stretch_of_pair_[i]]++;
+            queries[at] = static_cast<std::int32_t>(q);
+            slot[at] = pair_slots_[i];
+        }
     // As the tables have them.
-    for (std::int64_t i = 0; i < s; ++i) next_member_[i] = stretch_pairs_[order_[i]];
-    std::swap(next_member_, stretch_pairs_);
+    stretch_pairs_.resize(s);
+    for (std::int64_t i = 0; i < s; ++i) stretch_pairs_[i] = first_pair_[order_[i]];
     return tile;
+}
+
+std::vector<std::int32_t> ScanTables::member_pairs() const {
+    std::vector<std::int32_t> pairs(end_ - start_), next = next_member_;
+    for (std::int64_t i = end_ - start_ - 1; i >= 0; --i) pairs[--next[stretch_of_pair_[i]]] = static_cast<std::int32_t>(i);
+    return pairs;
 }
 
 std::int64_t ScanTables::answers(std::int64_t* keys, std::int64_t n, std::int64_t kept, std::int64_t k, bool keep_max,
@@ -262,7 +295,7 @@ std::int64_t ScanTables::answers(std::int64_t* keys, std::int64_t n, std::int64_
             const std::int64_t pair = start_ + (found - 1 - pair_slots_.begin());
             const std::int64_t row = slot - found[-1];
             if (row >= rows_[pair]) throw std::out_of_range("a device answered with a row that was not asked for");
-            position = static_cast<std::int64_t>(list_[pair]) << 32 | (first_page_[pair] * rows_per_page_ + row);
+            position = static_cast<std::int64_t>(list_[pair]) << 32 | (first_page(pair) * rows_per_page_ + row);
             ++filled;
         }
     }

@@ -67,30 +67,41 @@ public:
     // Of the tile that was written last. Pairs: query by query. Members: stretch by stretch.
     std::int64_t start() const { return start_; }
     std::int64_t end() const { return end_; }
-    const std::vector<std::int32_t>& member_pairs() const { return member_pairs_; }   // from `start`
+    std::vector<std::int32_t> member_pairs() const;                                   // from `start`
     const std::vector<std::int32_t>& stretch_pairs() const { return stretch_pairs_; } // one of each, from `start`
-    const std::vector<std::int32_t>& pair_slots() const { return pair_slots_; }
+    const std::vector<std::int32_t>& pair_slots() const { return pair_slots_; }       // longer than these are
     // Of all pairs; longer than these are.
-    const std::vector<std::int32_t>& queries() const { return query_; }
     const std::vector<std::int32_t>& lists() const { return list_; }
     const std::vector<std::int32_t>& probes() const { return probe_; }
-    const std::vector<std::int32_t>& first_pages() const { return first_page_; }
     const std::vector<std::int32_t>& rows() const { return rows_; }
-    std::int64_t rows_per_page() const { return rows_per_page_; }
+    std::int64_t query_of(std::int64_t pair) const;
+    std::int64_t first_row(std::int64_t pair) const { return first_page(pair) * rows_per_page_; }
 
 private:
+    std::int64_t first_page(std::int64_t pair) const { return parts_ == 1 ? 0 : first_page_[pair]; }
     std::int64_t key(std::int64_t pair) const {
         return parts_ == 1 ? list_[pair] : list_[pair] * parts_ + first_page_[pair] / max_pages_;
     }
 
+    // Pages of some rows. A division for each pair would take longer than the rest of its work: Lemire, Kaser and Kurz,
+    // Faster remainder by direct computation (2019), exact below 2^32.
+    std::int64_t pages(std::int64_t rows) const {
+        if (rows_per_page_ == 1) return rows;
+        const auto wide = static_cast<unsigned __int128>(inverse_) * static_cast<std::uint64_t>(rows + rows_per_page_ - 1);
+        return static_cast<std::int64_t>(wide >> 64);
+    }
+
+    std::uint64_t inverse_;  // of rows_per_page, in 64 bits behind the point, rounded up
     std::int64_t rows_per_page_, group_, nlist_ = 0, parts_ = 1, max_pages_ = 1;
     std::int64_t n_pairs_ = 0, all_rows_ = 0, all_items_ = 0;
-    std::vector<std::int32_t> query_, list_, probe_, first_page_, rows_;
+    std::vector<std::int64_t> query_starts_;  // the first pair of each query, and one behind the last
+    std::vector<std::int32_t> list_, probe_, rows_;
+    std::vector<std::int32_t> first_page_;  // where a list has several pairs of one query
     std::int64_t start_ = 0, end_ = 0;
     std::vector<std::int32_t> stretch_of_;  // of each list and part, -1 between tiles
-    std::vector<std::int32_t> stretch_of_pair_, count_, order_, next_member_;
+    std::vector<std::int32_t> stretch_of_pair_, count_, first_pair_, order_, next_member_;
     std::vector<std::int64_t> candidates_;  // of each query, level by level
-    std::vector<std::int32_t> member_pairs_, stretch_pairs_, pair_slots_, query_pairs_;
+    std::vector<std::int32_t> stretch_pairs_, pair_slots_, query_pairs_;
 };
 
 }  // namespace hybridindex

@@ -138,7 +138,7 @@ class Shape:
         return cls(kernel=kernel, constants=constants, values=values, options=options, key=(kernel, *values))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Work:
     """What one scan asks of its workspace."""
 
@@ -225,7 +225,7 @@ class Workspace:
             ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
         #: Of its words, those for tables, distances and candidates; behind them lie masks, once there was one.
-        self._n_words = words
+        self._n_words = self._all_words = words
         self._masks: DeviceMasks | None = None
         #: Host memory of scans that are over.
         self._idle: list[StagedTables] = []
@@ -253,7 +253,7 @@ class Workspace:
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
         pair_bytes = work.pair_bytes + (0 if work.masks is None else _MASK_BYTES_PER_PAIR)
-        room = self.scratch_bytes - 4 * (len(self._ints) - self._n_words) - 4 * self.constants.size
+        room = self.scratch_bytes - 4 * (self._all_words - self._n_words) - 4 * self.constants.size
         cut = cut_for(distances.shape[1], room, work.query_bytes, pair_bytes, self._rows_per_page, list_sizes)
         try:
             staged = self._idle.pop()
@@ -440,7 +440,7 @@ class Workspace:
 
     def _begin_fetch(self, staged: StagedTables, at: int, count: int) -> None:
         """Queues the copy of an answer."""
-        staged.keys(count).copy_(self._keys[at : at + count], non_blocking=True)
+        staged.keys(count)[0].copy_(self._keys[at : at + count], non_blocking=True)
         if self._on_cuda:
             import torch
 
@@ -452,8 +452,7 @@ class Workspace:
         """Waits for it."""
         if staged.done is not None:
             staged.done.synchronize()
-        keys: npt.NDArray[np.int64] = staged.keys(count).numpy()
-        return keys
+        return staged.keys(count)[1]
 
 
 def _aligned(n: int) -> int:

@@ -76,7 +76,9 @@ class StagedTables:
         self.tables: Any = made(rows_per_page, GROUP)
         self._page_locked = page_locked
         self._place(_WORDS)
-        self._keys = self._answer = self._new(2048, np.int64)
+        self._keys = self._new(2048, np.int64)
+        #: Of the last scan: its answer, as torch and as numpy see it.
+        self._answer: tuple[torch.Tensor, I64] = self._keys, self._keys.numpy()
         #: Behind the copy of the last answer, on a GPU.
         self.done: Any = None
 
@@ -115,10 +117,11 @@ class StagedTables:
             used = -(-end // ALIGNED) * ALIGNED
         return used
 
-    def keys(self, count: int) -> torch.Tensor:
-        """Room for an answer of (count,) int64."""
-        if len(self._answer) != count:
+    def keys(self, count: int) -> tuple[torch.Tensor, I64]:
+        """Room for an answer of (count,) int64, as torch and as numpy see it."""
+        if len(self._answer[1]) != count:
             if len(self._keys) < count:
                 self._keys = self._new(1 << (count - 1).bit_length(), np.int64)
-            self._answer = self._keys[:count]
+            answer = self._keys[:count]
+            self._answer = answer, answer.numpy()
         return self._answer
