@@ -16,6 +16,7 @@ __all__ = [
     "BANDWIDTH_TARGET",
     "BESIDE_TARGET",
     "BOUND_TARGET",
+    "KERNEL_TARGETS",
     "P99_TARGET",
     "PLAN_TARGET",
     "SCAN_NPROBE",
@@ -29,8 +30,10 @@ __all__ = [
     "show_verdicts",
 ]
 
-#: Batch size -> least share of what a sum over the same bytes reaches, at :data:`SCAN_NPROBE`.
-SCAN_TARGETS = {1: 0.5, 8: 0.7, 64: 0.7}
+#: Batch size -> least share of what a sum over the same bytes reaches, at :data:`SCAN_NPROBE`: a whole scan by the
+#: clock, and its kernels alone.
+SCAN_TARGETS = {1: 0.4, 8: 0.7, 64: 0.7}
+KERNEL_TARGETS = {1: 0.5, 8: 0.7, 64: 0.7}
 SCAN_NPROBE = 256
 #: Of a plain pinned copy.
 BANDWIDTH_TARGET = 0.9
@@ -48,6 +51,9 @@ SPEEDUP_TARGET, SPEEDUP_ETA = 7.0, 0.9
 P99_TARGET = 1.5
 #: Milliseconds of both schedulers at 128 queries and 8 devices.
 SCHEDULERS_TARGET_MS = 5.0
+
+#: That a verdict names beside a ratio.
+_SPEEDS = (("scan_gbps", "by the clock"), ("gbps", "in kernels"), ("sum_gbps", "of a sum"))
 
 _STAND_IN = "stand-in: claims nothing"
 
@@ -113,19 +119,22 @@ def _scan(result: Mapping[str, Any]) -> Iterator[Verdict]:
         measured=f"{wrong} of {checked}",
         met=not wrong if checked else None,
     )
-    for batch, target in SCAN_TARGETS.items():
-        wanted = [r for r in rows if r["batch"] == batch and r["nprobe"] == SCAN_NPROBE]
-        yield _worst("device_scan", f"kernels over a sum of the bytes, batch {batch}, nprobe {SCAN_NPROBE}", wanted,
-                     "of_a_sum", target, name=_shape, form="{:.0%}")  # fmt: skip
+    for what, key, targets in (("scan", "scan_of_a_sum", SCAN_TARGETS), ("kernels", "of_a_sum", KERNEL_TARGETS)):
+        for batch, target in targets.items():
+            wanted = [r for r in rows if r["batch"] == batch and r["nprobe"] == SCAN_NPROBE]
+            yield _worst("device_scan", f"{what} over a sum of the bytes, batch {batch}, nprobe {SCAN_NPROBE}", wanted,
+                         key, target, name=_shape, form="{:.0%}")  # fmt: skip
     for batch in SCAN_TARGETS:
-        wanted = [r for r in rows if r["batch"] == batch]
+        # Torch multiplies no bytes.
+        wanted = [r for r in rows if r["batch"] == batch and r["codec"] != "sq8"]
         yield _worst("device_scan", f"kernels over a dense product and topk, batch {batch}", wanted, "over_dense", 1.0,
                      name=_shape, form="{:.2g} x")  # fmt: skip
     yield _nothing("device_scan", "against faiss-gpu, cuVS", "reported", result.get("rivals", "not looked for"))
 
 
 def _shape(row: Mapping[str, Any]) -> str:
-    return f"{row['codec']} d={row['dim']} nprobe {row['nprobe']}"
+    speeds = [f"{row[key]:.0f} GB/s {name}" for key, name in _SPEEDS if row.get(key) is not None]
+    return ", ".join([f"{row['codec']} d={row['dim']} nprobe {row['nprobe']}", *speeds])
 
 
 def _worst(

@@ -10,6 +10,7 @@ from benchmarks.device.targets import judge
 
 def scan_row(**changes):
     row = {"codec": "f32", "dim": 384, "batch": 1, "nprobe": 256, "of_a_sum": 0.6, "over_dense": 9.0}
+    row |= {"scan_of_a_sum": 0.45, "scan_gbps": 900.0}
     return row | {"wrong": 0, "checked": 1} | changes
 
 
@@ -33,6 +34,13 @@ def test_the_lowest_row_decides_and_is_named():
     assert found[DENSE_1].met is True
     assert found["answers against float64"].met is True
     assert found["kernels over a sum of the bytes, batch 8, nprobe 256"].met is None
+
+
+def test_a_whole_scan_is_judged_by_the_clock_and_its_bandwidth_is_named():
+    found = by_what(judge(scan([scan_row(), scan_row(scan_of_a_sum=0.39)]), {"device_scan": "complete"}))
+    verdict = found[SUM_1.replace("kernels", "scan")]
+    assert (verdict.met, verdict.measured) == (False, "39%")
+    assert "900 GB/s by the clock" in verdict.note
 
 
 def test_rows_without_a_figure_cannot_pass():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StagingBuffer", "StagingRing", "merge_runs"]
 
+#: Bytes of one copy at most: a query's tables, which go to the same device meanwhile, wait for no longer one.
+_MOST_COPIED = 4 << 20
+
 
 @dataclass(slots=True)
 class StagingBuffer:
@@ -86,7 +89,8 @@ class StagingRing:
 
 
 def merge_runs(arena: torch.Tensor, placed: Sequence[tuple[I32, HostPages]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The fewest copies (rows of ``arena``, rows of a host block) that bring every list to its pages.
+    """The fewest copies (rows of ``arena``, rows of a host block) that bring every list to its pages, none of more than
+    4 MiB or a page.
 
     Args:
         arena: (n_pages, page_bytes) uint8.
@@ -95,14 +99,16 @@ def merge_runs(arena: torch.Tensor, placed: Sequence[tuple[I32, HostPages]]) -> 
     # Once per buffer, and the bus waits for it. A send has some ten lists of some ten pages, and on so few numbers
     # Python's own are faster than numpy.
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    most = max(1, _MOST_COPIED // arena.shape[1])
     block, page, slot, length = placed[0][1].block, int(placed[0][0][0]), placed[0][1].slot, 0
     for pages, source in placed:
         numbers = pages.tolist()
         first, n = numbers[0], len(numbers)
-        runs = [(first, n)] if numbers == list(range(first, first + n)) else [(number, 1) for number in numbers]
+        step = min(n, most) if numbers == list(range(first, first + n)) else 1
+        runs = [(numbers[at], min(step, n - at)) for at in range(0, n, step)]
         at = source.slot
         for number, count in runs:
-            if number != page + length or at != slot + length or source.block is not block:
+            if number != page + length or at != slot + length or source.block is not block or length + count > most:
                 copies.append((arena[page : page + length], block[slot : slot + length]))
                 block, page, slot, length = source.block, number, at, 0
             length += count

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import DeviceError, InvalidInputError
 from hybridindex.paging import PageGeometry
+from hybridindex.tiers.paged import staging
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Write, open_copier
 from hybridindex.tiers.paged.pinned import HostPages, PinnedMemory
@@ -113,6 +114,17 @@ def test_runs_that_continue_on_both_sides_are_one_copy():
     assert runs(
         ([4, 2, 3], block, 0),
     ) == ([4, 2], [1, 2])
+
+
+def test_no_copy_is_so_long_that_a_query_would_wait_for_it(monkeypatch):
+    monkeypatch.setattr(staging, "_MOST_COPIED", 3 * 32)
+    arena, block = torch.zeros((20, 32), dtype=torch.uint8), torch.zeros((20, 32), dtype=torch.uint8)
+    placed = [([0, 1], 0), ([2, 3], 2), (list(range(4, 12)), 4)]
+    copies = merge_runs(arena, [(np.array(pages, np.int32), HostPages(block, slot)) for pages, slot in placed])
+    assert [len(target) for target, _ in copies] == [2, 2, 3, 3, 2]
+    for at, (target, source) in zip((0, 2, 4, 7, 10), copies, strict=True):
+        assert target.data_ptr() == arena[at].data_ptr()
+        assert source.data_ptr() == block[at].data_ptr()
 
 
 def test_lists_of_one_send_share_a_buffer_and_a_copy():

@@ -149,6 +149,45 @@ def test_a_tiny_scratch_is_scanned_in_tiles_with_the_same_answer(small, device, 
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("codec", ["flat", "sq8"])
+def test_what_lies_in_the_scratch_before_a_scan_does_not_matter(small, device, codec):
+    """Of an earlier scan, or of whoever had the memory before: a number, no number, infinity, the smallest distance."""
+    index = small(codec, "ip")
+    queries, probes = everything(index, 8)
+    with scanning(index, device) as scanner:
+        before = checked(index, scanner, queries, probes, 20)
+        for word in (0, -1, 0x7FC00000, 0x7F800000, -0x00800000, 0x7FFFFFFF, -0x80000000):
+            scanner.workspace._ints.fill_(word)
+            for one, other in zip(before, checked(index, scanner, queries, probes, 20), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("codec", ["flat", "sq8"])
+def test_the_order_in_which_programs_run_does_not_matter(small, device, codec, monkeypatch):
+    if device != "cpu":
+        pytest.skip("a GPU runs programs in an order of its own; the interpreter's is changed")
+    from triton.runtime.interpreter import interpreter_builder
+
+    rng, places = np.random.default_rng(0), []
+    set_grid_dim, set_grid_idx = interpreter_builder.set_grid_dim, interpreter_builder.set_grid_idx
+
+    def in_any_order(*grid):
+        set_grid_dim(*grid)
+        every = list(itertools.product(*map(range, grid)))
+        places[:] = [every[at] for at in rng.permutation(len(every))]
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_dim", in_any_order)
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", lambda *_: set_grid_idx(*places.pop()))
+    index = small(codec, "ip")
+    queries, probes = everything(index, 8)
+    with scanning(index, device) as scanner:
+        answers = [checked(index, scanner, queries, probes, 20) for _ in range(3)]
+    assert not places
+    for distances, ids in answers[1:]:
+        np.testing.assert_array_equal(distances, answers[0][0])
+        np.testing.assert_array_equal(ids, answers[0][1])
+
+
 def test_a_list_longer_than_the_scratch(small, device):
     index = small(n=1300, dim=2, nlist=1)
     with scanning(index, device, scratch=5_000) as scanner:
