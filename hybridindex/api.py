@@ -446,10 +446,12 @@ class Index:
                 f"path {str(path)!r} has a control store already, {STORE_FILE}; expected plans=False, which leaves "
                 "it as it is, or a path without one"
             )
-        copy = Index(save(self._ivf, path, **options))
+        # One generation, whatever a compaction puts in its place meanwhile.
+        ivf = self._ivf
+        copy = Index(save(ivf, path, **options))
         try:
-            if self._ivf.attributes is not None:
-                copy_attributes(self._ivf, copy.ivf)
+            if ivf.attributes is not None:
+                copy_attributes(ivf, copy.ivf)
             if plans:
                 with self.store() as store:
                     store.copy_to(there)

@@ -132,7 +132,10 @@ class Searcher:
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)
-        live, spare, share = self._index.rows.live.current(), 0, 0.0
+        changes = self._index.rows.live
+        live, spare, share = changes.current(), 0, 0.0
+        if (lost := changes.lost) is not None:
+            raise lost
         deleted = None if live is None else live.deleted
         if wanted is None and deleted is not None:
             spare, share = deleted.spare(params.k, self._index.count), deleted.share(self._index.count)

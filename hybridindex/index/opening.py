@@ -18,7 +18,8 @@ from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model, map_lists, require_faiss
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.live.store import LiveStore, lineage, log_file, open_live
+from hybridindex.index.live.store import LiveStore, open_live
+from hybridindex.index.log.change_log import apart, lineage, log_file
 from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
@@ -114,11 +115,18 @@ def rollback(path: str | Path, *, force: bool = False) -> Manifest:
         of = _read_manifest(current)
         if lineage(of) != lineage(to):
             return
-        lost = log_file(current, of).read().place.number - log_file(previous, to).read().place.number
+        here, there = log_file(current, of).read(), log_file(previous, to).read()
+        first = int((of if of.generation > to.generation else to).notes.get("changes", 0))
+        if of.generation > to.generation:
+            known = apart(there, here, first)
+            lost = here.place.number - there.place.number if known is None else known[1]
+        else:  # forth again
+            known = apart(here, there, first)
+            lost = here.place.number - first if known is None else known[0]
         if lost > 0:
             raise InvalidInputError(
-                f"{current.name} was compacted from {previous.name} and has {lost} changes more, which going back "
-                "would lose; expected force=True (--force) where that is meant"
+                f"{current.name} has {lost} changes that {previous.name} does not have, and that would be lost; "
+                "expected force=True (--force) where that is meant"
             )
 
     switch_back(path, check)

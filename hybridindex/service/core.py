@@ -475,8 +475,14 @@ class Service(OfOneProcess):
             return self.generations.reload(reason, stay=stay)
 
     def compacted(self) -> bool:
-        """Whether this service's own compaction made another generation, and no reload has met it. Blocks."""
-        return self.rows.is_ahead_of(self.generations.current.generation) and self.generations.changed()
+        """Whether this service's own compaction made another generation, or those of other processes left the one that
+        serves behind, so that it cannot know of changes any more; and no reload has met it. Blocks."""
+        current = self.generations.current
+        changes = current.index.ivf.rows.live
+        # Also where nobody searches: what it does not read in time is lost.
+        changes.current()
+        left = self.rows.is_ahead_of(current.generation) or changes.lost is not None
+        return left and self.generations.changed()
 
     # State
 

@@ -25,6 +25,15 @@ def from_stream(stream: bytes) -> Any:
     return need("pyarrow.ipc").open_stream(stream).read_all()
 
 
+def _can_cast(column: Any, kind: Any) -> bool:
+    pa = need("pyarrow")
+    try:
+        column.cast(kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
 class _Streams:
     """All of them; only grows."""
 
@@ -66,6 +75,18 @@ class AddedAttributes:
             kinds: a pyarrow schema, the attributes of the index.
         """
         pa = need("pyarrow")
+
+        def of(stream: bytes) -> Any:
+            # Of rows that went since, the columns may be those that the index had then.
+            came = from_stream(stream)
+            columns = [
+                came.column(each.name).cast(each.type)
+                if each.name in came.column_names and _can_cast(came.column(each.name), each.type)
+                else pa.nulls(len(came), each.type)
+                for each in kinds
+            ]
+            return pa.table(columns, schema=kinds)
+
         n_known, n_streams, known = self._all.known
         if known is None or known.schema != kinds or n_known > self._n:
             n_known, n_streams, known = 0, 0, kinds.empty_table()
@@ -73,7 +94,7 @@ class AddedAttributes:
         while n_known < self._n:
             stream, count = self._all.streams[n_streams], self._all.counts[n_streams]
             if stream:
-                parts.append(from_stream(stream).select(kinds.names).cast(kinds))
+                parts.append(of(stream))
             else:
                 parts.append(pa.table([pa.nulls(count, each.type) for each in kinds], schema=kinds))
             n_known, n_streams = n_known + count, n_streams + 1

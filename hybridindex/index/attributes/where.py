@@ -256,10 +256,13 @@ class _Condition:
         wanted = self._value(value, name, self._pa.array([], self._pa.string()))
         if wanted is None:
             return self._pa.nulls(len(column), self._pa.bool_())
-        hits = self._pc.fill_null(self._pc.equal(self._pc.list_flatten(column), wanted), False)
-        rows = self._pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+        # What is missing may have values beneath it, which one of the two calls would count.
+        there = self._pc.is_valid(column)
+        lists, rows = column.filter(there), np.flatnonzero(there.to_numpy(zero_copy_only=False))
+        hits = self._pc.fill_null(self._pc.equal(self._pc.list_flatten(lists), wanted), False)
+        of = self._pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
         found = np.zeros(len(column), dtype=np.bool_)
-        found[rows[hits.to_numpy(zero_copy_only=False)]] = True
+        found[rows[of[hits.to_numpy(zero_copy_only=False)]]] = True
         return self._pc.if_else(self._pc.is_null(column), self._pa.scalar(None, self._pa.bool_()), found)
 
     # Columns and values

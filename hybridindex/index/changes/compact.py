@@ -114,7 +114,6 @@ def compact(
         _carry_over(index, state["index"], folder, state["number"])
 
     writing = GenerationWriter(index.path, replace=True, prepare=prepare, finish=finish)
-    _look_again(index)
     with index.live.keeping_log(), writing as writer:
         live = index.live.read_now()
         if index.live.is_superseded or current_name(index.path) != index.integrity.folder.name:
@@ -124,6 +123,7 @@ def compact(
             )
         if live is None:
             return None
+        _look_again(index)
         state["number"] = live.number
         state["added"] = live.added
         with index.integrity.all_whole():
@@ -171,22 +171,27 @@ def compact(
 
 
 def _look_again(index: IVFIndex) -> None:
-    """For attributes and codes that were not read when the index was opened: the new generation would have none.
+    """For attributes and codes that others gave since the index was opened, or that could not be read then: the new
+    generation would have none. With the writers' lock held.
 
     Raises:
         CorruptIndexError: attributes are there, and cannot be read.
     """
     folder = index.integrity.folder
-    if index.attributes_problem:
-        index.attributes, index.attributes_problem = find_attributes(folder, index.manifest)
-        if index.attributes_problem:
-            raise CorruptIndexError(
-                f"{index.path} is not compacted, which would lose its attributes: {index.attributes_problem}"
-            )
-    if index.rabitq_problem:
-        index.rabitq, index.rabitq_problem = find_codes(
-            folder, index.manifest, index.list_sizes, lambda: index.centroids, whole=False
-        )
+    attributes, problem = find_attributes(folder, index.manifest)
+    if problem:
+        raise CorruptIndexError(f"{index.path} is not compacted, which would lose its attributes: {problem}")
+    known = index.attributes
+    if known is None or attributes is None or known.spec != attributes.spec:
+        index.attributes = attributes
+    index.attributes_problem = ""
+    codes, problem = find_codes(folder, index.manifest, index.list_sizes, lambda: index.centroids, whole=False)
+    if (
+        index.rabitq_problem
+        or (index.rabitq is None) != (codes is None)
+        or (codes is not None and index.rabitq is not None and codes.spec != index.rabitq.spec)
+    ):
+        index.rabitq, index.rabitq_problem = codes, problem
 
 
 def _shape(

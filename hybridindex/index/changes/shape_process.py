@@ -27,7 +27,7 @@ from hybridindex.index.changes.reshape import Shape, Thresholds
 from hybridindex.index.changes.shape import LeftRowsAtPace, Pace, shape_of
 from hybridindex.index.live.left_rows import LeftRows
 from hybridindex.index.live.state import LiveState
-from hybridindex.index.live.store import log_file
+from hybridindex.index.log.change_log import log_file
 from hybridindex.index.opening import open_generation
 from hybridindex.processes import ONE_THREAD
 

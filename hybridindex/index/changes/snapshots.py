@@ -22,8 +22,7 @@ from hybridindex.errors import (
     MissingFileError,
     cannot_write,
 )
-from hybridindex.index.live.store import log_file
-from hybridindex.index.log.change_log import CHANGE_LOG
+from hybridindex.index.log.change_log import CHANGE_LOG, log_file
 from hybridindex.index.opening import verify
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress

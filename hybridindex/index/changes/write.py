@@ -42,6 +42,8 @@ WAIT_S = 10.0
 _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
 #: So many rows of one call are worth other cores to find their lists; and how many cores at most.
 _MANY_ROWS, _MOST_THREADS = 256, 4
+#: Numbers of 64 bits with a sign.
+_IDS = 1 << 63
 #: Ids that a message names.
 _MOST_NAMED = 5
 
@@ -83,7 +85,12 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
         numbers = _numbers(index.rows)
         if rows.ids is None:
             first = max(largest_id(index.rows, None), state.added.largest_id) + 1
-            given: I64 = np.arange(first, first + len(rows.lists))
+            if first + len(rows.lists) > _IDS:
+                raise InvalidInputError(
+                    f"ids is None, and the largest that was ever there is {first - 1}: {len(rows.lists)} numbers "
+                    "above it do not fit 64 bits; expected ids"
+                )
+            given: I64 = first + np.arange(len(rows.lists), dtype=np.int64)
         else:
             given = rows.ids
             there = given[_is_there(state, numbers, given)]
@@ -255,6 +262,8 @@ def _attributes(index: IVFIndex, attributes: Any, n: int) -> bytes:
     table = as_attributes(attributes)
     if len(table) != n:
         raise InvalidInputError(f"attributes have {len(table)} rows and vectors {n}; expected as many")
+    # Others may have given some since.
+    index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
     stored = index.attributes
     if stored is None:
         why = index.attributes_problem or "set_attributes (hybridindex attributes) gives it some"

@@ -88,7 +88,11 @@ class IndexWriter:
     @property
     def newest(self) -> IVFIndex:
         """The generation that takes changes, open."""
-        if self._newest.live.is_superseded:
+        live = self._newest.live
+        if not self._keeps:
+            # Others may have compacted it, while nothing here looked.
+            live.current()
+        if live.is_superseded:
             self._reopen()
         return self._newest
 

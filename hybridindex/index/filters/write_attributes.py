@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridindex import filesystem
 from hybridindex.config import check_ids
-from hybridindex.errors import FileError, InvalidInputError
+from hybridindex.errors import BuildError, FileError, InvalidInputError
 from hybridindex.index.attributes.columns import as_attributes, describe, in_row_order, need
 from hybridindex.index.attributes.stored import (
     SPEC_FILE,
@@ -28,6 +28,7 @@ from hybridindex.index.filters.row_numbers import RowNumbers
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.storage.additions import adding_to_generation, remove_additions
 from hybridindex.index.storage.checksums import digest_file
+from hybridindex.index.storage.generation import log_lock
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import I64
 
@@ -62,10 +63,13 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
             f"{live.added.count} rows of {index.path} were added since its lists were written, and have attributes of "
             "their own; compact it first (hybridindex compact)"
         )
+    number = index.live.number
     with index.integrity.all_whole():
         ordered = in_row_order(given, _places(index, given, ids))
         folder = index.integrity.folder
-        with adding_to_generation(index.path, folder):
+        with adding_to_generation(index.path, folder), log_lock(index.path):
+            if index.live.file.read().place.number != number:
+                raise BuildError(f"{index.path} was changed meanwhile; try again")
             try:
                 spec = _write(index, folder, ordered)
             finally:

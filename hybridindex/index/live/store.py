@@ -27,12 +27,12 @@ from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.live.waiting import Coming, Resolve, Ticket, WaitingCalls
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
-from hybridindex.index.log.change_log import CHANGE_LOG, LogFile, LogPart, LogPlace, LogState
+from hybridindex.index.log.change_log import LogPart, LogPlace, LogState, apart, lineage, log_file
 from hybridindex.index.storage.generation import current_name, log_lock, log_lock_file, other_generations
-from hybridindex.index.storage.manifest import LISTS_FILE, MANIFEST_FILE, Manifest, parse_manifest
+from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from hybridindex.processes import short_switch_interval
 
-__all__ = ["LOOK_AGAIN_S", "LiveStore", "lineage", "log_file", "open_live"]
+__all__ = ["LOOK_AGAIN_S", "LiveStore", "open_live"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -89,8 +89,9 @@ class LiveStore:
         #: What this one follows; and who follows this one.
         self._successor: LiveStore | None = None
         self._followers: WeakSet[LiveStore] = WeakSet()
-        #: What it follows could not tell it all.
+        #: What it follows could not tell it all; and whether nobody can any more.
         self._is_behind = False
+        self._is_lost = False
         #: Open indexes of the generation.
         self._indexes: WeakSet[OpenIndex] = WeakSet()
         self._place = LogPlace(0, self._first, 0)
@@ -124,6 +125,21 @@ class LiveStore:
                     self._problem = str(error)
                     _log.error("changes by other processes are not seen: %s", error)
         return self._rows
+
+    def _is_apart(self, successor: LiveStore) -> bool:
+        """Whether this one has changes, since a rollback, that the other does not have."""
+        if not filesystem.exists(self.file.path):
+            return False
+        known = apart(self.file.read(), successor.file.read(), successor._first)
+        return known is not None and known[0] > 0
+
+    @property
+    def lost(self) -> BuildError | None:
+        """Why not all changes can be known here any more; None: they can."""
+        follows: LiveStore | None = self
+        while follows is not None and not follows._is_lost:
+            follows = follows._successor
+        return None if follows is None else self._lost()
 
     def read_now(self) -> LiveRows | None:
         """What has changed until now, by other processes too.
@@ -188,8 +204,9 @@ class LiveStore:
             self._calls.leave(ticket)
         if isinstance(ticket.error, _ReplacedError):
             # By a compaction of this process, too, which has not told yet.
-            self._look(asks=True)
-            raise (SupersededError if self._successor is not None else BuildError)(
+            with suppress(BuildError):  # as it says itself
+                self._look(asks=True)
+            raise (SupersededError if self.is_superseded else BuildError)(
                 f"{self.folder.name} of {self.folder.parent} was replaced; open the index again, and repeat it"
             )
         if ticket.error is not None:
@@ -245,7 +262,8 @@ class LiveStore:
                         return
                     if filesystem.exists(self.file.path):
                         self._read_on()
-                    if self._place.number < successor._first:
+                    if self._place.number < successor._first or self._is_apart(successor):
+                        self._is_lost = True
                         raise self._lost()
                 successor._lead(self)
                 # Who followed this one follows the other from now on: nobody may search this one any more.
@@ -257,7 +275,7 @@ class LiveStore:
     @property
     def is_superseded(self) -> bool:
         """Whether another generation takes the changes."""
-        return self._successor is not None
+        return self._successor is not None or self._is_lost
 
     def _commit_waiting(self) -> None:
         tickets = list[Ticket]()
@@ -370,11 +388,11 @@ class LiveStore:
         even if nobody else may write.
         """
         # First: who is followed now was current before.
-        followed = self._successor
+        followed, was_lost = self._successor, self._is_lost
         name = None if self.is_sole_writer and not asks else current_name(self.folder.parent)
         if followed is None and name is not None and name != self.folder.name:
             self._find_successor(self.folder.parent / name)
-        elif followed is not None and name == self.folder.name:
+        elif name == self.folder.name and (followed is not None or was_lost):
             self._return()
         if (successor := self._successor) is not None:
             successor._look(blocking=blocking)
@@ -394,11 +412,11 @@ class LiveStore:
     def _return(self) -> None:
         """A rollback made this generation the current one again: its own log says what has changed."""
         with self._writing:
-            successor, self._successor, self._is_behind = self._successor, None, False
+            successor, self._successor, self._is_behind, self._is_lost = self._successor, None, False, False
             if successor is not None:
                 successor._followers.discard(self)
-                self._place = LogPlace(0, self._first, 0)
-                self._read_all()
+            self._place = LogPlace(0, self._first, 0)
+            self._read_all()
 
     def _find_successor(self, folder: Path) -> None:
         """What is current now, if this generation was compacted into it."""
@@ -487,8 +505,8 @@ class LiveStore:
 
     def _lost(self) -> BuildError:
         return BuildError(
-            f"{self.folder.name} of {self.folder.parent} was compacted before all its changes were read; open the "
-            "index again"
+            f"{self.folder.name} of {self.folder.parent} was replaced before all its changes were read, and would "
+            "answer with rows that are gone; open the index again"
         )
 
     # Without the lock
@@ -544,21 +562,6 @@ class LiveStore:
         self._rows = self._state.rows_at(self._place.number)
         for follower in list(self._followers) if changes else ():
             self._try_to_tell(follower, changes)
-
-
-def log_file(folder: Path, manifest: Manifest) -> LogFile:
-    """That of the generation in ``folder``."""
-    return LogFile(
-        folder / CHANGE_LOG,
-        rows_xxh3_128=manifest.files[LISTS_FILE].xxh3_128,
-        code_size=manifest.code_size,
-        first=int(manifest.notes.get("changes", 0)),
-    )
-
-
-def lineage(manifest: Manifest) -> str:
-    """The same for all generations that were compacted from one that was built."""
-    return str(manifest.notes.get("lineage", manifest.fingerprint))
 
 
 _open: WeakSet[LiveStore] = WeakSet()

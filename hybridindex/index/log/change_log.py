@@ -33,10 +33,10 @@ from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, FileError, MissingFileError, UnsupportedIndexError
 from hybridindex.index.log.change import Change
 from hybridindex.index.storage.generation import unreadable
-from hybridindex.index.storage.manifest import CHANGE_LOG
+from hybridindex.index.storage.manifest import CHANGE_LOG, LISTS_FILE, Manifest
 from hybridindex.types import I64, U8
 
-__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "render_log"]
+__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "apart", "lineage", "log_file", "render_log"]
 
 _MAGIC, _VERSION = b"HXCHANGE", 1
 _HEAD = struct.Struct("<8sII16sQQ8xQ")
@@ -88,6 +88,23 @@ class LogPart:
         if not self.base <= number <= self.place.number:
             return None
         return self.changes[len(self.changes) - (self.place.number - number) :]
+
+
+def apart(older: LogPart, newer: LogPart, first: int) -> tuple[int, int] | None:
+    """Changes that each of two logs has, and the other has not, where ``newer`` is of the generation that was compacted
+    from the other's with change ``first``; None: a log does not say them one by one any more."""
+    before, after = older.after(first), newer.after(first)
+    if before is None or after is None:
+        return None
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((at for at, pair in pairs if not _are_alike(*pair)), min(len(before), len(after)))
+    return len(before) - same, len(after) - same
+
+
+def _are_alike(one: Change, other: Change) -> bool:
+    """In all but lists, which are numbered otherwise, and codes, which may be of them."""
+    same = np.array_equal(one.gone, other.gone) and np.array_equal(one.ids, other.ids)
+    return same and one.attributes == other.attributes
 
 
 class LogFile:
@@ -329,3 +346,18 @@ def _magics(raw: bytes, at: int) -> list[int]:
         found.append(at)
         at += 1
     return found
+
+
+def log_file(folder: Path, manifest: Manifest) -> LogFile:
+    """That of the generation in ``folder``."""
+    return LogFile(
+        folder / CHANGE_LOG,
+        rows_xxh3_128=manifest.files[LISTS_FILE].xxh3_128,
+        code_size=manifest.code_size,
+        first=int(manifest.notes.get("changes", 0)),
+    )
+
+
+def lineage(manifest: Manifest) -> str:
+    """The same for all generations that were compacted from one that was built."""
+    return str(manifest.notes.get("lineage", manifest.fingerprint))

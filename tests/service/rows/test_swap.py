@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,7 +18,7 @@ from hybridindex.errors import BuildError, ReloadError
 from hybridindex.index.changes import compact
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from tests.clustered import DIM
+from tests.clustered import DIM, clustered
 from tests.router.slow_copies import until
 from tests.service.live import live
 
@@ -219,3 +221,23 @@ def test_with_a_plan_and_devices_the_host_serves_what_was_compacted(make_service
         assert (client.search(100 + queries, 1).ids[:, 0] == ids).all()
         more = client.add(200 + queries)
         assert (client.search(200 + queries, 1).ids[:, 0] == more).all()
+
+
+def test_a_daemon_that_others_left_behind_reloads_by_itself(l2_service):
+    service = l2_service
+    path, row = service.index.path, clustered(800, seed=1)[0]
+    # Before it looks at anything.
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import hybridindex as hx\nwith hx.open({str(path)!r}) as index:\n"
+            "    for each in range(2):\n        index.delete([each]); index.compact()",
+        ],
+        check=True,
+        timeout=120,
+    )
+    with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
+        until(lambda: client.status()["index"]["generation"] == 3)
+        assert 0 not in client.search(row, 5, 8).ids
+        assert client.status()["changes"]["live"] == 798
