@@ -68,7 +68,10 @@ def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
     except (need("pyarrow").ArrowException, OverflowError, UnicodeError) as error:
         raise InvalidInputError(f"where holds a value that cannot be compared: {error}") from None
     except RecursionError:
-        raise InvalidInputError(f"where is nested too deeply; expected at most {_MOST_DEPTH} levels") from None
+        # Which are more than one call of the parser's each.
+        raise InvalidInputError(
+            f"where is nested too deeply; expected at most {_MOST_DEPTH} levels, of parentheses half as many"
+        ) from None
     pc = need("pyarrow.compute")
     result: npt.NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
     return result

@@ -77,6 +77,8 @@ def snapshot(
         CorruptIndexError: the log of changes is damaged. BuildError, DiskFullError: nothing was left behind.
     """
     path, to = as_path(path), as_path(to, "to")
+    if path.resolve() in to.resolve().parents:
+        raise InvalidInputError(f"to is {str(to)!r}, within the index; expected a directory elsewhere")
     earlier = None if previous is None else read_current(as_path(previous, "previous"))
     return _written(path, to, earlier, beside, progress or no_progress)
 

@@ -23,6 +23,7 @@ from hybridindex.index.changes.claim import claim_of
 from hybridindex.index.codec import max_abs_of
 from hybridindex.index.filters.row_filter import RowFilters, ids_of
 from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
+from hybridindex.index.inputs.elements import ELEMENTS, holds_vectors
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveState
@@ -207,11 +208,16 @@ def _commit(
 
 def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows:
     refuse_unwritable(index)
-    given = np.asarray(vectors) if isinstance(vectors, list) else vectors
+    try:
+        given = np.asarray(vectors) if isinstance(vectors, list) else vectors
+    except ValueError as error:
+        raise InvalidInputError(f"vectors are no array ({error}); expected (n, {index.dim})") from error
     given = given[None] if isinstance(given, np.ndarray) and given.ndim == 1 else given
     if not isinstance(given, np.ndarray) or given.ndim != 2 or given.shape[1] != index.dim:
         what = f"shape {given.shape}" if isinstance(given, np.ndarray) else f"type {type(given).__name__}"
         raise InvalidInputError(f"vectors have {what}; expected (n, {index.dim}) or ({index.dim},)")
+    if not holds_vectors(given.dtype) and given.dtype.kind not in "iu":
+        raise InvalidInputError(f"vectors have dtype {given.dtype}; expected {ELEMENTS}")
     n, most = len(given), min(_MOST_ROWS, _MOST_BYTES // index.code_size)
     if n > most:
         raise InvalidInputError(f"vectors hold {n} rows; expected {most} at most in one call")

@@ -154,6 +154,13 @@ def test_a_rollback_that_would_lose_changes_is_refused(index, tmp_path):
     assert hx.rollback(tmp_path / "i", force=True) == 1
 
 
+def test_a_snapshot_within_its_index_is_refused(index, tmp_path):
+    for to in (tmp_path / "i" / "s", tmp_path / "x" / ".." / "i" / "s"):
+        with pytest.raises(InvalidInputError, match="within the index"):
+            index.snapshot(to)
+    assert not (tmp_path / "i" / "s").exists()
+
+
 def test_commands(index, tmp_path):
     index.delete([1])
     run = CliRunner()

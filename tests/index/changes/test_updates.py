@@ -240,6 +240,9 @@ def test_bad_rows_are_refused_by_name(tmp_path):
             (good, [1, 2], r"ids has shape \(2,\); expected \(3,\)"),
             (good, [-1, 2, 4], r"ids\[0\] is -1"),
             (good, [0.5, 1, 2], "ids has dtype float64"),
+            ([[1.0, 2.0], [3.0]], None, "vectors are no array"),
+            (good.astype(str), None, "vectors have dtype <U.*; expected float32"),
+            (good > 0, None, "vectors have dtype bool"),
         ):
             with pytest.raises(InvalidInputError, match=what):
                 index.add(vectors, ids)
@@ -262,6 +265,7 @@ def test_bad_rows_are_refused_by_name(tmp_path):
         assert index.n_live == N
         assert index.ivf.live.current() is None
         assert index.add(np.empty((0, 24), np.float32)).tolist() == []
+        assert index.add(np.empty((0, 24), np.float32), []).tolist() == []
         assert index.add(good[0]).tolist() == [N]
         with pytest.raises(InvalidInputError, match="compact it first"):
             index.set_attributes({"x": np.arange(N)})
