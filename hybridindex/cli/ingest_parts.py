@@ -129,7 +129,8 @@ def _build(
     sources = find_sources(texts)
     with contextlib.ExitStack() as owned:
         scratch = Path(owned.enter_context(filesystem.scratch_folder("hybridindex-ingest-")))
-        read, facts = Spool.write(scratch / "chunks.jsonl", sources, passages.reading)
+        read, facts, failed = Spool.write(scratch / "chunks.jsonl", sources, passages.reading)
+        _say_unread(failed)
         if layout.nlist is not None and layout.nlist > read.count:
             raise InvalidInputError(
                 f"--nlist is {layout.nlist} but there are {read.count} passages; expected {read.count} at most"
@@ -187,9 +188,14 @@ def _build(
             "embedder": name,
             "centered": centered,
             "attributes": columns or None,
-            "sources": {"added": len(sources), "changed": 0, "removed": 0, "unchanged": 0, "failed": 0},
+            "sources": {"added": len(facts), "changed": 0, "removed": 0, "unchanged": 0, "failed": len(failed)},
             "chunks": {"added": read.count, "removed": 0, "unchanged": 0},
         }
+
+
+def _say_unread(failed: Mapping[str, str]) -> None:
+    for name, why in failed.items():
+        err.print(f"not read: {name}: {why}", highlight=False, markup=False)
 
 
 def _all_columns(read: Spool) -> dict[str, str]:
@@ -260,8 +266,7 @@ def _update(
         done = update(
             collection, sources, texts, embedder, passages.reading, checksum=passages.checksum, progress=progress
         )
-        for name, why in done.failed.items():
-            err.print(f"not read: {name}: {why}", highlight=False, markup=False)
+        _say_unread(done.failed)
         opened = collection.index
         return {
             "path": index,

@@ -34,6 +34,7 @@ from hybridindex.index.changes.snapshots import snapshot as write_snapshot
 from hybridindex.index.compress import check_asked
 from hybridindex.index.inputs.matrices import VECS
 from hybridindex.index.rabitq.spec import CandidateTable
+from hybridindex.index.storage.beside import missing_shared
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
 
@@ -487,6 +488,8 @@ def register(app: typer.Typer) -> None:
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
         damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
+        lost = missing_shared(opened.ivf.rows.integrity.folder)
+        damaged += [f"{name} is gone, and with it the texts of the rows" for name in lost]
         title = "; ".join(damaged) or "all checksums match"
         payload = {**facts, "store_problems": problems, "ok": not damaged}
         emit(payload, as_json=json, table=index_table(facts, title))

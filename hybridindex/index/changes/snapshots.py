@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridindex import filesystem
@@ -24,6 +24,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index.log.change_log import CHANGE_LOG, log_file
 from hybridindex.index.opening import verify
+from hybridindex.index.storage.beside import copy_shared, shared_stands_still
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current
@@ -97,12 +98,15 @@ def restore(
     """
     source, path = as_path(from_, "from"), as_path(path)
     verify(source)
-    done = _written(source, path, None, beside, progress or no_progress)
+    done = _written(source, path, None, beside, progress or no_progress, is_still=True)
     verify(path)
     return done
 
 
-def _written(path: Path, to: Path, earlier: Path | None, beside: Beside, report: Progress) -> Snapshot:
+def _written(
+    path: Path, to: Path, earlier: Path | None, beside: Beside, report: Progress, *, is_still: bool = False
+) -> Snapshot:
+    """``is_still``: nobody changes what is at ``path``."""
     _refuse_taken(to)
     created = not filesystem.exists(to)
     try:
@@ -110,11 +114,13 @@ def _written(path: Path, to: Path, earlier: Path | None, beside: Beside, report:
         for attempt in range(_ATTEMPTS):
             folder = read_current(path)
             try:
-                done = _copied(folder, to, earlier, report)
+                with nullcontext() if is_still else shared_stands_still(folder):
+                    done = _copied(folder, to, earlier, report)
+                    nbytes = copy_shared(folder, to / folder.name, is_still=is_still)
                 beside(path, to)
                 # Last: it is what makes a directory an index.
                 point(to, CURRENT_FILE, folder.name)
-                return done
+                return replace(done, copied_bytes=done.copied_bytes + nbytes)
             except MissingFileError:
                 filesystem.discard_tree(to / folder.name)
                 if attempt + 1 == _ATTEMPTS or read_current(path) == folder:
@@ -148,7 +154,9 @@ def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> S
     target = to / folder.name
     filesystem.make_folder(target)
     files = [
-        each for each in filesystem.list_folder(folder) if each.name != CHANGE_LOG and not each.name.endswith(".new")
+        each
+        for each in filesystem.list_folder(folder)
+        if each.name != CHANGE_LOG and not each.name.endswith(".new") and not filesystem.is_link(each)
     ]
     # At first names alone, which takes moments: what is linked stays, whatever becomes of the generation.
     stage = folder.parent / f".snapshot-{os.getpid()}-{to.name}"

@@ -18,10 +18,15 @@ A rollback lets the links follow. Knows nothing of what is in the files.
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from filelock import Timeout
+
 from hybridindex import filesystem
-from hybridindex.errors import FileError, HybridIndexError
+from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError
 from hybridindex.index.storage.generation import (
     current_name,
     generation_name,
@@ -30,21 +35,27 @@ from hybridindex.index.storage.generation import (
     writers_lock,
 )
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
+from hybridindex.processes import lock_file
 
 __all__ = [
     "SHARED_FILES",
     "carry_shared",
+    "copy_shared",
     "follow",
     "generation_file",
     "lead_to",
     "lineage_of",
+    "missing_shared",
     "remove_unshared",
     "share",
     "shared_file",
+    "shared_stands_still",
 ]
 
 #: How long another process may write the index before a file is not shared.
 _WAIT_S = 10.0
+#: How long another process may change what is shared before it is not copied.
+_CHANGES_S = 30.0
 #: Of a lineage, in a name.
 _LETTERS = 16
 #: Of the names of what lies beside a shared file: SQLite keeps two files there, its writers a lock.
@@ -134,6 +145,63 @@ def carry_shared(path: Path, old: Path, new: Path) -> None:
     for name in SHARED_FILES:
         if filesystem.is_link(old / name) or filesystem.exists(generation_file(path, number, name)):
             _link(new / name, f"../{share(path, number, name).name}")
+
+
+@contextmanager
+def shared_stands_still(folder: Path) -> Iterator[None]:
+    """Nobody changes what a generation shares, and rows with it, within.
+
+    Raises:
+        BuildError: another process does, for half a minute already.
+    """
+    with ExitStack() as stack:
+        for name in SHARED_FILES:
+            if filesystem.is_link(folder / name):
+                file = (folder / name).resolve()
+                try:
+                    stack.enter_context(lock_file(file.with_name(f"{file.name}.lock"), timeout_s=_CHANGES_S))
+                except Timeout as error:
+                    raise BuildError(f"another process changes {file}; try again when it is done") from error
+        yield
+
+
+def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
+    """Gives the copy of a generation, in ``to``, copies of what the generation shares; their bytes.
+
+    Args:
+        is_still: nobody changes it, or may write beside it.
+
+    Raises:
+        CorruptIndexError: it is not there. BuildError: it cannot be copied. FileError.
+    """
+    nbytes = 0
+    if missing := missing_shared(folder):
+        raise CorruptIndexError(f"{missing[0]} of {folder} is gone: it led to {(folder / missing[0]).resolve().name}")
+    for name in SHARED_FILES:
+        if filesystem.is_link(folder / name):
+            file = (folder / name).resolve()
+            copy = to.parent / file.name
+            # With what is in its log alone.
+            uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
+            try:
+                with (
+                    filesystem.performing("sqlite", copy),
+                    closing(sqlite3.connect(uri, uri=True)) as source,
+                    closing(sqlite3.connect(copy)) as target,
+                ):
+                    source.backup(target)
+            except sqlite3.Error as error:
+                raise BuildError(f"{file} cannot be copied: {error}") from error
+            _link(to / name, f"../{file.name}")
+            nbytes += filesystem.stat(copy).st_size
+        if filesystem.exists(to / name):
+            lead_to(to.parent, int(to.name.removeprefix("gen-")), name)
+    return nbytes
+
+
+def missing_shared(folder: Path) -> list[str]:
+    """Files that a generation shares, and that are not there."""
+    return [name for name in SHARED_FILES if filesystem.is_link(folder / name) and not filesystem.exists(folder / name)]
 
 
 def remove_unshared(path: Path) -> None:

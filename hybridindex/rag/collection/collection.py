@@ -57,6 +57,8 @@ from hybridindex.types import F32, I64, Metric, SearchResult
 
 __all__ = ["Collection", "RowTarget", "Searching"]
 
+#: Beyond which nobody gets numbers: some are left for those who ask for many at once.
+_MOST_NUMBER = (1 << 63) - (1 << 32)
 #: After these the index is as it was.
 _REFUSALS = (
     AccessDeniedError,
@@ -300,8 +302,15 @@ class Collection:
         with store.changing():
             self._finish_begun()
             ids = store.all_ids(rowed=True)
-            lost = ids[~are_there(index.ivf, ids)]
-            return store.remove(lost.tolist()) if len(lost) else 0
+            lost = ids[~are_there(index.ivf, ids)].tolist()
+            if not lost:
+                return 0
+            # Their sources are as nobody has read them: who sends or reads one again gets all of it.
+            names = {item.ref for item in store.items(lost).values() if item.ref}
+            known = store.sources(sorted(names))
+            unread = {name: (root, -1, 0, "", said) for name, (root, _, _, _, said) in known.items()}
+            store.note(Noted(sources=unread))
+            return store.remove(lost)
 
     def remove_lost(self, refs: Sequence[str]) -> set[str]:
         """As :meth:`recover`, of the parts of these alone; those of which rows were gone."""
@@ -342,11 +351,19 @@ class Collection:
         refuse_twice("id", rows)
         return np.array(rows, dtype=np.int64)
 
+    def rowed(self, ids: Sequence[int]) -> set[int]:
+        """Which of these have rows now, of whomever."""
+        given = np.array(ids, dtype=np.int64)
+        return set(given[are_there(self.index.ivf, given)].tolist()) if len(given) else set()
+
     def next_id(self) -> int:
         """The first of the numbers that no text and no row has, for who is within ``store.changing()``."""
         live = self.index.ivf.live.read_now()
         largest = largest_id(self.index.ivf.rows, None if live is None else live.added)
-        return max(self.store.next_id(), largest + 1)
+        number = max(self.store.next_id(), largest + 1)
+        if number >= _MOST_NUMBER:
+            raise InvalidInputError(f"the largest id that was ever there is {number - 1}; no number above it is left")
+        return number
 
     def _finish_begun(self) -> None:
         """Makes what was begun and not ended, by anybody. Within ``changing``."""

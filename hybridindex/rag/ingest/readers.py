@@ -186,13 +186,15 @@ def _sections(text: str, words: int) -> Iterator[str]:
     count, only_headings = 0, True
     for paragraph in (part.strip() for part in re.split(r"\n\s*\n", text)):
         n, is_heading = len(paragraph.split()), _HEADING.match(paragraph) is not None
+        # Text may follow on the next line.
+        is_bare = all(_HEADING.match(line) for line in paragraph.splitlines())
         if held and not only_headings and (count + n > words or is_heading):
             yield "\n\n".join(held)
             held, count, only_headings = [], 0, True
         if n:
             held.append(paragraph)
             count += n
-            only_headings &= is_heading
+            only_headings &= is_bare
         if count > words and not only_headings:
             yield from split_words("\n\n".join(held), words)
             held, count, only_headings = [], 0, True

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.errors import DuplicateIdError, InvalidInputError
+from hybridindex.errors import DuplicateIdError, FileError, InvalidInputError
 from hybridindex.rag.collection import SourceFacts
 from hybridindex.rag.documents import Document
 from hybridindex.rag.ingest.readers import Reading, read_chunks
@@ -31,6 +31,8 @@ class Spool:
     count: int
     #: First id of chunks that their files give none.
     first: int
+    #: Names of sources that could be read in part alone: what is there of them is none of its documents.
+    skipped: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Document]:
         for document, _ in self.chunks():
@@ -43,6 +45,8 @@ class Spool:
         with filesystem.open_text(self.path, newline="\n") as file:
             for line in file:
                 given, text, label, continues, ref, digest, metadata = json.loads(line)
+                if ref in self.skipped:
+                    continue
                 row = fresh if given is None else given
                 fresh += given is None
                 if before is not None:
@@ -52,34 +56,47 @@ class Spool:
             yield _document(before, None), before[3]
 
     @classmethod
-    def write(cls, path: Path, sources: list[Source], reading: Reading) -> tuple[Spool, dict[str, SourceFacts]]:
-        """Reads all sources; and what to note of each.
+    def write(
+        cls, path: Path, sources: list[Source], reading: Reading
+    ) -> tuple[Spool, dict[str, SourceFacts], dict[str, str]]:
+        """Reads all sources; and what to note of each; and of those that cannot be read, why not.
 
         Raises:
-            InvalidInputError, DuplicateIdError: names the file and what is wrong with it.
+            InvalidInputError, DuplicateIdError, FileError: names the file and what is wrong with it; one that was named
+            itself cannot be read.
         """
         facts: dict[str, SourceFacts] = {}
+        failed: dict[str, str] = {}
         ids: list[int] = []
         n = 0
         with filesystem.open_for_writing(path) as file:
             for source in sources:
-                size, mtime = source.size_and_time()
-                digest = source.digest()
-                for chunk in read_chunks(source, reading):
-                    said = [
-                        chunk.id, chunk.text, chunk.source, chunk.continues, source.name, chunk.digest().hex(),
-                        chunk.metadata,
-                    ]  # fmt: skip
-                    file.write(json.dumps(said, default=str).encode() + b"\n")
-                    n += 1
-                    if chunk.id is not None:
-                        ids.append(chunk.id)
+                own = list[int | None]()
+                try:
+                    size, mtime = source.size_and_time()
+                    digest = source.digest()
+                    for chunk in read_chunks(source, reading):
+                        said = [
+                            chunk.id, chunk.text, chunk.source, chunk.continues, source.name, chunk.digest().hex(),
+                            chunk.metadata,
+                        ]  # fmt: skip
+                        file.write(json.dumps(said, default=str).encode() + b"\n")
+                        own.append(chunk.id)
+                except (InvalidInputError, FileError) as error:
+                    if source.is_named:
+                        raise
+                    failed[source.name] = str(error)
+                    continue
+                n += len(own)
+                ids += [each for each in own if each is not None]
                 facts[source.name] = (str(source.root), size, mtime, digest, reading.said(source))
+        if not n and failed:
+            raise InvalidInputError(f"no text can be read: {next(iter(failed.values()))}")
         if not n:
             raise InvalidInputError(f"{_names(sources)} holds no text; expected one or more")
         given = np.array(ids, dtype=np.int64)
         _refuse_twice(given, sources)
-        return cls(path, n, int(given.max(initial=-1)) + 1), facts
+        return cls(path, n, int(given.max(initial=-1)) + 1, frozenset(failed)), facts, failed
 
 
 def _document(said: tuple[int, str, str, _About], successor: int | None) -> Document:

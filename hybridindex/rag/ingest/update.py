@@ -192,6 +192,12 @@ class _Update:
         self._reserved: Iterator[int] = iter(())
         #: Of one change: the first of the numbers that its new chunks have.
         self._first: int | None = None
+        #: Else: numbers that new chunks got; of those that others' rows have by now, what they became; rows that are
+        #: written; and of these, by the number of a chunk that is not, the one that it follows.
+        self._given_out: set[int] = set()
+        self._moved: dict[int, int] = {}
+        self._written: set[int] = set()
+        self._before: dict[int, int] = {}
 
     def run(
         self,
@@ -251,7 +257,8 @@ class _Update:
         except _UnreadableError:
             # It is as it was, but for texts that took the place of others under ids of their own.
             self._items = [item for item in self._items if item.ref != source.name]
-            self._collection.delete(sorted(kept - set(successors)))
+            new = {self._moved.get(row, row) for row in kept - set(successors)}
+            self._collection.delete(sorted(new & self._written))
             raise
         gone = sorted(row for row in successors if row not in kept)
         self._done.append(_Done(source.name, facts, gone, relinked))
@@ -305,6 +312,7 @@ class _Update:
             else:
                 self._reserved, self._first = itertools.count(first), first
             row = next(self._reserved)
+        self._given_out.add(row)
         return row, True
 
     def _check_metadata(self, source: Source | GivenText, chunk: Chunk) -> None:
@@ -335,10 +343,13 @@ class _Update:
                 self._renumber(self._collection.next_id() - self._first)
             gone = [row for done in self._done for row in done.gone]
             links = {row: following for done in self._done for row, following in done.successors.items()}
+            if self._most is None:
+                links |= self._avoid_others_rows()
             noted = Noted(successors=links, sources={done.name: done.facts for done in self._done})
             if self._items:
                 self._collection.put(self._items, vectors, gone=gone, noted=noted)
                 self._outcome.chunks["removed"] += len(gone)
+                self._written.update(item.id for item in self._items if item.id is not None)
             elif self._done:
                 self._outcome.chunks["removed"] += self._collection.delete(gone, noted=noted)
         self._items, self._done = [], []
@@ -355,6 +366,31 @@ class _Update:
         self._items = [replace(item, id=moved(item.id), successor=moved(item.successor)) for item in self._items]
         for done in self._done:
             done.successors = {row: moved(following) for row, following in done.successors.items()}
+
+    def _avoid_others_rows(self) -> dict[int, int | None]:
+        """Rows came while texts were embedded, and may have numbers that were reserved for new chunks alone: these get
+        others. Rows that are written, and the chunk that follows each now."""
+        own = [item.id for item in self._items if item.id in self._given_out]
+        taken = self._collection.rowed([row for row in own if row is not None])
+        if taken:
+            first = self._collection.next_id()
+            self._store.reserve_ids(first, len(taken))
+            self._moved |= dict(zip(sorted(taken), itertools.count(first), strict=False))
+
+        def moved(row: int | None) -> int | None:
+            return row if row is None else self._moved.get(row, row)
+
+        self._items = [replace(item, id=moved(item.id), successor=moved(item.successor)) for item in self._items]
+        for done in self._done:
+            done.successors = {row: moved(following) for row, following in done.successors.items()}
+        links: dict[int, int | None] = {self._before.pop(row): moved(row) for row in taken if row in self._before}
+        here = {item.id for item in self._items}
+        self._before |= {
+            item.successor: item.id
+            for item in self._items
+            if item.id is not None and item.successor is not None and item.successor not in here
+        }
+        return links
 
     def _refuse_others_rows(self) -> None:
         """Ids that files give must be theirs alone."""

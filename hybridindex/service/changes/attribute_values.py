@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hybridindex.errors import InvalidInputError
@@ -30,14 +30,35 @@ def columns_of(given: Mapping[str, Sequence[Any]], kinds: Mapping[str, str]) -> 
         if name not in kinds:
             columns[name] = values
             continue
-        found = [_timestamp(name, value) for value in values] if kinds[name] == "timestamp" else values
-        if kinds[name] == "int":
-            found = [int(v) if isinstance(v, float) and v.is_integer() else v for v in found]
+        if kinds[name] == "timestamp":
+            found = [_timestamp(name, value) for value in values]
+        else:
+            found = [_of_kind(name, kinds[name], value) for value in values]
         try:
             columns[name] = pa.array(found, type=schema.field(name).type)
         except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
             raise InvalidInputError(f"attributes hold a value in {name!r} that is no {kinds[name]}: {error}") from None
     return columns
+
+
+#: What JSON has for a kind. Arrow would take more, and change it.
+_IN_JSON: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int or (type(value) is float and value.is_integer()),
+    "float": lambda value: type(value) in (int, float),
+    "string": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "list of strings": lambda value: (
+        isinstance(value, list | tuple) and all(each is None or isinstance(each, str) for each in value)
+    ),
+}
+
+
+def _of_kind(name: str, kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if not _IN_JSON[kind](value):
+        raise InvalidInputError(f"attributes hold {str(value)[:40]!r} in {name!r}; expected {kind}")
+    return int(value) if kind == "int" else value
 
 
 def _timestamp(name: str, value: Any) -> Any:

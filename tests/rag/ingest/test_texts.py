@@ -9,7 +9,9 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import MAX_TEXT, Document
-from hybridindex.rag.ingest import TextFile, embedded, mean_of
+from hybridindex.rag.ingest import Reading, TextFile, embedded, find_sources, mean_of
+from hybridindex.rag.ingest.readers import _sections
+from hybridindex.rag.ingest.spool import Spool
 
 
 def test_lines_of_a_text_file_are_passages(tmp_path):
@@ -119,3 +121,23 @@ def test_an_embedder_that_answers_something_else():
 
     with pytest.raises(InvalidInputError, match="passages 4 to 9: text 1 is too long"):
         list(embedded([Document(id=4, text="a"), Document(id=9, text="b")], Refusing()))
+
+
+def test_a_heading_may_have_its_text_on_the_next_line():
+    text = "\n\n".join(f"## Section {n}\n" + " ".join(["word"] * 50) for n in range(4))
+    assert [part.split("\n")[0] for part in _sections(text, 200)] == [f"## Section {n}" for n in range(4)]
+    text = "## One\n## Two\n\nwords\n\n## Three\n" + " ".join(["word"] * 300)
+    assert [len(part.split()) for part in _sections(text, 200)] == [5, 200, 102]
+
+
+def test_a_folder_with_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "one"}\n{"text": ')
+    (tmp_path / "in" / "b.txt").write_text("two")
+    spool, facts, failed = Spool.write(tmp_path / "spool", find_sources([tmp_path / "in"]), Reading())
+    assert [document.text for document in spool] == ["two"]
+    assert (spool.count, [name.rsplit("/")[-1] for name in facts]) == (1, ["b.txt"])
+    assert [name.rsplit("/")[-1] for name in failed] == ["a.jsonl"]
+    (tmp_path / "in" / "b.txt").unlink()
+    with pytest.raises(InvalidInputError, match=r"no text can be read: .*a\.jsonl"):
+        Spool.write(tmp_path / "spool", find_sources([tmp_path / "in"]), Reading())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
 
-from hybridindex.errors import DuplicateIdError, EmbeddingError, InvalidInputError
+import hybridindex as hx
+from hybridindex.errors import CorruptIndexError, DuplicateIdError, EmbeddingError, InvalidInputError
 from hybridindex.rag.collection import Collection
 from hybridindex.rag.ingest import Reading, find_sources, update
 from tests.rag.collection.world import DIM, vectors_of
@@ -253,3 +255,77 @@ def test_what_was_named_wrongly(tmp_path):
     for name, complaint in (("none", "no known ending; expected a folder"), ("none.txt", "no such file or folder")):
         with pytest.raises(InvalidInputError, match=complaint):
             find_sources([tmp_path / name])
+
+
+def test_numbers_that_others_take_meanwhile_are_theirs(run, folder, tmp_path, monkeypatch):
+    """Rows that are added without ids while texts are embedded, in several batches."""
+    monkeypatch.setattr(sys.modules["hybridindex.rag.ingest.update"], "_BATCH", 2)
+    run(folder)
+    (folder / "long.md").write_text("\n\n".join(f"word{n} of a paragraph" for n in range(9)))
+    taken = []
+
+    class Meanwhile(Embedder):
+        def embed(self, texts, /):
+            with hx.open(tmp_path / "idx") as index:
+                taken.extend(index.add(vectors_of([f"raw {len(taken)}", "raw"])).tolist())
+            return super().embed(texts)
+
+    with Collection(tmp_path / "idx", embedder="toy") as collection:
+        before = collection.index.n_live
+        sources = find_sources([folder], known=collection.store.sources())
+        outcome = update(collection, sources, [folder], Meanwhile(), Reading(words=WORDS))
+        assert collection.index.n_live == before + outcome.chunks["added"] + len(taken)
+        items = {item.id: item for item in collection.items()}
+        assert not items.keys() & set(taken)
+        chain = [item for item in items.values() if item.ref and item.ref.endswith("long.md")]
+        assert len(chain) == 9
+        # Each chunk leads to the one behind it.
+        first = next(item for item in chain if item.id not in {other.successor for other in chain})
+        seen = [first]
+        while seen[-1].successor is not None:
+            seen.append(items[seen[-1].successor])
+        assert [item.text.split()[0] for item in seen] == [f"word{n}" for n in range(9)]
+    assert not +run(folder).chunks
+
+
+def test_texts_whose_rows_are_gone_are_read_again(run, folder, tmp_path, texts):
+    run(folder)
+    before = texts()
+    with hx.open(tmp_path / "idx") as index:
+        assert index.delete([*before][:2]) == 2
+    assert run(folder).chunks["added"] == 2
+    assert sorted(map(str, texts().values())) == sorted(map(str, before.values()))
+
+
+def test_a_snapshot_has_the_texts(run, folder, tmp_path):
+    run(folder)
+    with hx.open(tmp_path / "idx") as index:
+        index.compact()
+        with Collection(tmp_path / "idx") as collection:
+            gone, *left = sorted(item.id for item in collection.items())
+        index.delete([gone])
+        index.snapshot(tmp_path / "copy")
+    hx.restore(tmp_path / "copy", tmp_path / "restored").close()
+    with Collection(tmp_path / "restored") as collection, Collection(tmp_path / "idx") as original:
+        original.recover()
+        collection.recover()
+        assert {item.id: item.text for item in collection.items()} == {item.id: item.text for item in original.items()}
+        assert sorted(item.id for item in collection.items()) == left
+    # A change of one changes nothing of the other.
+    with Collection(tmp_path / "restored") as collection:
+        collection.clear()
+    with Collection(tmp_path / "idx") as original:
+        assert original.count() == len(left)
+    next((tmp_path / "copy").glob("documents-*.sqlite")).unlink()
+    with pytest.raises(CorruptIndexError, match=r"documents\.sqlite of .* is gone"):
+        hx.restore(tmp_path / "copy", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_no_number_is_left(run, folder, tmp_path):
+    run(folder)
+    with hx.open(tmp_path / "idx") as index:
+        index.add(vectors_of(["raw"]), [2**63 - 1])
+    (folder / "new.txt").write_text("words that are new")
+    with pytest.raises(InvalidInputError, match="no number above it is left"):
+        run(folder)

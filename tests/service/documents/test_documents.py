@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 
@@ -164,6 +165,12 @@ def test_new_documents_reach_who_reads_texts(serve, path, client_of):
         ({"documents": [{**ONE, "format": "pdf"}]}, 400, "documents[0].format", "is 'pdf'; expected text or html"),
         ({"documents": [{**ONE, "vector": [1]}]}, 400, "documents[0].'vector'", "is not known here; expected source"),
         ({"documents": [{**ONE, "metadata": [1]}]}, 400, "documents[0].metadata", "expected an object"),
+        (
+            {"documents": [{**ONE, "metadata": {"deep": json.loads("[" * 500 + "]" * 500)}}]},
+            400,
+            "documents[0].metadata",
+            "has more than 32 levels",
+        ),
         ({"documents": [{**ONE, "metadata": {"year": "x"}}]}, 400, "x", "metadata 'year' is 'x'; the index has"),
         ({"documents": [{**ONE, "metadata": {"year": 10**30}}]}, 400, "x", "metadata 'year' is 1000"),
         ({"documents": [ONE, ONE]}, 400, "documents", "has the source 'x' twice"),

@@ -17,6 +17,8 @@ __all__ = ["DocumentsBody", "SourcesBody", "most_chunks"]
 
 _MOST_NAME = 1024
 _MOST_WORDS = 100_000
+#: Of lists and objects within each other, in metadata.
+_MOST_LEVELS = 32
 #: Words of a chunk where nobody says how many.
 _USUAL_WORDS = 200
 _Source = Annotated[
@@ -168,6 +170,12 @@ def most_chunks(texts: Sequence[GivenText]) -> int:
 
 def _checked(field: str, metadata: dict[str, Any]) -> dict[str, Any]:
     """Raises BodyError: they hold what cannot be kept."""
+    level: list[Any] = [metadata]
+    for _ in range(_MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [value for values in inner for value in values]
+    if level:
+        raise BodyError(field, f"has more than {_MOST_LEVELS} levels; expected fewer")
     try:
         json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError:
