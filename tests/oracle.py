@@ -35,10 +35,13 @@ def sums_of_terms(index: IVFIndex, query: F32, lists: I64) -> np.ndarray:
     rows = np.concatenate([index.decode_list(int(i)) for i in lists[lists >= 0]]).astype(np.float64)
     x, size = query.astype(np.float64), np.abs(rows)
     if index.codec == "sq8":
-        size = size + np.abs(index.device_codec().offset)
-    if index.metric == "ip":
-        return size @ np.abs(x)
-    return ((size + np.abs(x)) * np.abs(rows - x)).sum(axis=1)
+        codec = index.device_codec()
+        assert codec is not None
+        size = size + np.abs(codec.offset)
+    terms: np.ndarray = (
+        size @ np.abs(x) if index.metric == "ip" else ((size + np.abs(x)) * np.abs(rows - x)).sum(axis=1)
+    )
+    return terms
 
 
 def check_answer(
