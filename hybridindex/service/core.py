@@ -55,7 +55,7 @@ from hybridindex.service.serving import (
     without_paths,
 )
 from hybridindex.service.sessions import SessionTable
-from hybridindex.service.warmup import warm_up
+from hybridindex.service.warmup import warm_up_current
 from hybridindex.store.control import ControlStore
 from hybridindex.types import F32, HitRateChoice, SearchResult
 
@@ -509,7 +509,8 @@ class Service(OfOneProcess):
         """Searches through every tier, then sets :attr:`ready`. Its searches are in no statistic; neither are those of
         clients that did not wait for it. Blocks."""
         started = self.clock()
-        tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
+        stop, reload = lambda: self.admission.draining, partial(self.reload, "compaction")
+        tiers = warm_up_current(lambda: self.generations.current, reload, stop)
         self._warm = True
         self.generations.remove_replaced()
         _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)

@@ -6,16 +6,39 @@ should not wait for either.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridindex.errors import BuildError, OverloadedError
 from hybridindex.router.router import Router
 from hybridindex.types import I64
 
-__all__ = ["warm_up"]
+if TYPE_CHECKING:
+    from hybridindex.service.serving import Serving
+
+__all__ = ["warm_up", "warm_up_current"]
 
 _QUERIES = 8
+
+
+def warm_up_current(current: Callable[[], Serving], reload: Callable[[], object], stop: Callable[[], bool]) -> set[int]:
+    """:func:`warm_up` of what serves; of what serves then, where other processes left it behind before anybody searched
+    it, so that it refuses searches."""
+    while True:
+        served = current()
+        try:
+            return warm_up(served.router, served.index.dim, served.index.nlist, stop=stop)
+        except BuildError:
+            if served is current():
+                if served.index.ivf.rows.live.lost is None or stop():
+                    raise
+                try:
+                    reload()
+                except OverloadedError:  # another reload is under way
+                    time.sleep(0.1)
 
 
 def warm_up(

@@ -57,7 +57,7 @@ def _of_kind(name: str, kind: str, value: Any) -> Any:
     if value is None:
         return None
     if not _IN_JSON[kind](value):
-        raise InvalidInputError(f"attributes hold {str(value)[:40]!r} in {name!r}; expected {kind}")
+        raise InvalidInputError(f"attributes hold {str(value)[:40]!r} in {name!r} that is no {kind}")
     return int(value) if kind == "int" else value
 
 

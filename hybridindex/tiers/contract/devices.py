@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,8 @@ def give_back_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
         # Not in every torch that is supported.
         if empty := getattr(torch.accelerator, "empty_host_cache", None):
-            empty()
+            with suppress(RuntimeError):  # there is no such device any more
+                empty()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

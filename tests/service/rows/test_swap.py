@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -226,18 +227,21 @@ def test_with_a_plan_and_devices_the_host_serves_what_was_compacted(make_service
 def test_a_daemon_that_others_left_behind_reloads_by_itself(l2_service):
     service = l2_service
     path, row = service.index.path, clustered(800, seed=1)[0]
-    # Before it looks at anything.
+    # It looks at nothing meanwhile.
+    changes = service.index.ivf.live
+    changes._look_again_s = math.inf
     subprocess.run(
         [
             sys.executable,
             "-c",
             f"import hybridindex as hx\nwith hx.open({str(path)!r}) as index:\n"
-            "    for each in range(2):\n        index.delete([each]); index.compact()",
+            "    for each in (7, 10):\n        assert index.delete([each]) == 1; index.compact()",
         ],
         check=True,
         timeout=120,
     )
+    changes._look_again_s = 0.0
     with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
         until(lambda: client.status()["index"]["generation"] == 3)
-        assert 0 not in client.search(row, 5, 8).ids
+        assert 7 not in client.search(row, 5, 8).ids
         assert client.status()["changes"]["live"] == 798
