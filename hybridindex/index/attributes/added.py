@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hybridindex.index.attributes.columns import need
@@ -25,13 +26,19 @@ def from_stream(stream: bytes) -> Any:
     return need("pyarrow.ipc").open_stream(stream).read_all()
 
 
-def _can_cast(column: Any, kind: Any) -> bool:
+def _as_kinds(stream: bytes, kinds: Any) -> Any:
+    """The table of a stream in the columns of the index. Those of rows that went since may be others, which the index
+    had then: these values are missing."""
     pa = need("pyarrow")
-    try:
-        column.cast(kind)
-    except pa.ArrowException:
-        return False
-    return True
+    came = from_stream(stream)
+
+    def column(field: Any) -> Any:
+        if field.name in came.column_names:
+            with suppress(pa.ArrowException):
+                return came.column(field.name).cast(field.type)
+        return pa.nulls(len(came), field.type)
+
+    return pa.table([column(field) for field in kinds], schema=kinds)
 
 
 class _Streams:
@@ -75,18 +82,6 @@ class AddedAttributes:
             kinds: a pyarrow schema, the attributes of the index.
         """
         pa = need("pyarrow")
-
-        def of(stream: bytes) -> Any:
-            # Of rows that went since, the columns may be those that the index had then.
-            came = from_stream(stream)
-            columns = [
-                came.column(each.name).cast(each.type)
-                if each.name in came.column_names and _can_cast(came.column(each.name), each.type)
-                else pa.nulls(len(came), each.type)
-                for each in kinds
-            ]
-            return pa.table(columns, schema=kinds)
-
         n_known, n_streams, known = self._all.known
         if known is None or known.schema != kinds or n_known > self._n:
             n_known, n_streams, known = 0, 0, kinds.empty_table()
@@ -94,7 +89,7 @@ class AddedAttributes:
         while n_known < self._n:
             stream, count = self._all.streams[n_streams], self._all.counts[n_streams]
             if stream:
-                parts.append(of(stream))
+                parts.append(_as_kinds(stream, kinds))
             else:
                 parts.append(pa.table([pa.nulls(count, each.type) for each in kinds], schema=kinds))
             n_known, n_streams = n_known + count, n_streams + 1

@@ -153,7 +153,7 @@ def compact(
             raise
     new: IVFIndex = state["index"]
     new.live.read_now()
-    index.live.follow(new.live)
+    index.live.follow(new.live, is_own=True)
     done = Compaction(
         index=new,
         count=manifest.count,
@@ -186,11 +186,8 @@ def _look_again(index: IVFIndex) -> None:
         index.attributes = attributes
     index.attributes_problem = ""
     codes, problem = find_codes(folder, index.manifest, index.list_sizes, lambda: index.centroids, whole=False)
-    if (
-        index.rabitq_problem
-        or (index.rabitq is None) != (codes is None)
-        or (codes is not None and index.rabitq is not None and codes.spec != index.rabitq.spec)
-    ):
+    had = index.rabitq
+    if index.rabitq_problem or codes is None or had is None or codes.spec != had.spec:
         index.rabitq, index.rabitq_problem = codes, problem
 
 

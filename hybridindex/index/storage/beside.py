@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError
@@ -40,6 +40,7 @@ from hybridindex.processes import lock_file
 __all__ = [
     "SHARED_FILES",
     "carry_shared",
+    "changes_lock",
     "copy_shared",
     "follow",
     "generation_file",
@@ -147,6 +148,11 @@ def carry_shared(path: Path, old: Path, new: Path) -> None:
             _link(new / name, f"../{share(path, number, name).name}")
 
 
+def changes_lock(file: Path, timeout_s: float) -> FileLock:
+    """Held by who changes a shared file, or the rows that it speaks of with it."""
+    return lock_file(file.with_name(f"{file.name}.lock"), timeout_s=timeout_s)
+
+
 @contextmanager
 def shared_stands_still(folder: Path) -> Iterator[None]:
     """Nobody changes what a generation shares, and rows with it, within.
@@ -159,7 +165,7 @@ def shared_stands_still(folder: Path) -> Iterator[None]:
             if filesystem.is_link(folder / name):
                 file = (folder / name).resolve()
                 try:
-                    stack.enter_context(lock_file(file.with_name(f"{file.name}.lock"), timeout_s=_CHANGES_S))
+                    stack.enter_context(changes_lock(file, _CHANGES_S))
                 except Timeout as error:
                     raise BuildError(f"another process changes {file}; try again when it is done") from error
         yield

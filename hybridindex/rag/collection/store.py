@@ -22,7 +22,7 @@ from filelock import Timeout
 
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, DocumentStoreError, FileError
-from hybridindex.processes import lock_file
+from hybridindex.index.storage.beside import changes_lock
 from hybridindex.rag.collection.items import Item, metadata_json
 from hybridindex.rag.documents import LIVE_VERSION, DocumentStore, is_live, passage_rows
 from hybridindex.rag.tokens import TokenStarts, word_starts
@@ -151,7 +151,7 @@ class LiveDocuments(DocumentStore):
                     self._depth -= 1
                 return
             file = self._path.resolve()
-            lock = lock_file(file.with_name(f"{file.name}.lock"), timeout_s=_WAIT_S)
+            lock = changes_lock(file, _WAIT_S)
             try:
                 lock.acquire()
             except Timeout as error:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridindex import _native as native
 from hybridindex.errors import OutOfBudgetError
-from hybridindex.extension import native
 from hybridindex.tiers.paged.tables.scan_tables import (
     ALIGNED,
     GROUP,
@@ -187,7 +187,6 @@ def stretches_of(tile, words):
     return found
 
 
-@pytest.mark.skipif(native is None, reason="the extension is not there")
 @examples(120)
 @given(
     n=st.integers(1, 40),
@@ -263,7 +262,6 @@ def compare_answers(rng, own, reference, tile, words):
     np.testing.assert_array_equal(results[0][2], results[1][2])
 
 
-@pytest.mark.skipif(native is None, reason="the extension is not there")
 def test_the_extension_refuses_what_would_leave_its_arrays():
     tables = native.ScanTables(ROWS_PER_PAGE, GROUP)
     sizes, out = np.array([5, 9], dtype=np.int64), np.empty(4096, dtype=np.int32)
@@ -296,7 +294,6 @@ def test_the_extension_refuses_what_would_leave_its_arrays():
         native.ScanTables(0, GROUP)
 
 
-@pytest.mark.skipif(native is None, reason="the extension is not there")
 def test_the_first_list_that_a_device_does_not_hold():
     sizes, device = np.array([5, 0, 9], dtype=np.int64), np.array([1, -1, 0], dtype=np.int16)
     for probes, expected in ([[0, 1, -1, 0]], -1), ([[0, 1], [1, 2]], 3), ([[3]], 0), ([[-2]], 0), ([[]], -1):

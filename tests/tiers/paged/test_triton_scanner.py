@@ -163,9 +163,8 @@ def test_what_lies_in_the_scratch_before_a_scan_does_not_matter(small, device, c
 
 
 @pytest.mark.parametrize("codec", ["flat", "sq8"])
-def test_the_order_in_which_programs_run_does_not_matter(small, device, codec, monkeypatch):
-    if device != "cpu":
-        pytest.skip("a GPU runs programs in an order of its own; the interpreter's is changed")
+def test_the_order_in_which_programs_run_does_not_matter(small, codec, monkeypatch):
+    require_triton("cpu")
     from triton.runtime.interpreter import interpreter_builder
 
     rng, places = np.random.default_rng(0), []
@@ -180,7 +179,7 @@ def test_the_order_in_which_programs_run_does_not_matter(small, device, codec, m
     monkeypatch.setattr(interpreter_builder, "set_grid_idx", lambda *_: set_grid_idx(*places.pop()))
     index = small(codec, "ip")
     queries, probes = everything(index, 8)
-    with scanning(index, device) as scanner:
+    with scanning(index, "cpu") as scanner:
         answers = [checked(index, scanner, queries, probes, 20) for _ in range(3)]
     assert not places
     for distances, ids in answers[1:]:
