@@ -153,7 +153,7 @@ def compact(
             raise
     new: IVFIndex = state["index"]
     new.live.read_now()
-    index.live.follow(new.live)
+    index.live.follow(new.live, is_own=True)
     done = Compaction(
         index=new,
         count=manifest.count,

@@ -251,8 +251,8 @@ class LiveStore:
         with self._writing:
             return self._changes(), self._place.number
 
-    def follow(self, successor: LiveStore) -> None:
-        """This generation was compacted into another one."""
+    def follow(self, successor: LiveStore, *, is_own: bool = False) -> None:
+        """This generation was compacted into another one; ``is_own``: just now, and by this process."""
         self._catch_up(successor)
         with successor._writing:
             newer = successor._successor
@@ -262,7 +262,7 @@ class LiveStore:
                         return
                     if filesystem.exists(self.file.path):
                         self._read_on()
-                    if self._place.number < successor._first or self._is_apart(successor):
+                    if self._place.number < successor._first or (not is_own and self._is_apart(successor)):
                         self._is_lost = True
                         raise self._lost()
                 successor._lead(self)

@@ -305,10 +305,11 @@ def _other(life: Life, process: Process) -> None:
                     writing.change(index)
                 if compacts and draw.random() < 0.3:
                     index.compact()
-            life.sim.sleep(_LOOK_S)
             if not views or views[-1].index is not index.ivf:
                 views = [*views, View(index.ivf)][-1 - _OLD_VIEWS :]
             view = draw.choice(views)
+            # Last: whatever came before may have looked at the log.
+            life.sim.sleep(_LOOK_S)
             if _has_ended(life):
                 break
             began, begun = life.faults.n, [owner.now for owner in life.world.owners]
