@@ -24,8 +24,10 @@ from hybridindex.types import VectorFile
 
 __all__ = ["MOST_ROWS", "RowInput", "RowTarget", "open_target"]
 
-#: Of one call, and bytes of its vectors that a daemon takes by default.
+#: Of one call, and bytes of its vectors.
 MOST_ROWS, _MOST_BYTES = 1 << 16, 8 << 20
+#: Of a body: its vectors. Beside them are ids and attributes.
+_OF_BODY = 0.5
 #: Ids in one request.
 _MOST_IDS = 100_000
 #: Longest time of one call, waits for a compaction included.
@@ -42,14 +44,13 @@ class RowInput:
     ids: Path | None = None
     attributes: Path | None = None
 
-    def parts(self, most: int, dim: int) -> Iterator[tuple[_Array, _Array | None, Any, int | None]]:
+    def parts(self, most: int) -> Iterator[tuple[_Array, _Array | None, Any, int | None]]:
         """Vectors (n, dim) float32, their ids, a table of their attributes, and how many rows there are in all, where
         that is known.
 
         Raises:
             InvalidInputError: a file cannot be read, or they do not fit each other.
         """
-        most = min(most, max(1, _MOST_BYTES // (4 * dim)))
         ids = None if self.ids is None else load_ids(self.ids, "--ids")
         table = None if self.attributes is None else read_table(self.attributes)
         opened = open_file(Path(self.file.path), self.file)
@@ -87,6 +88,10 @@ def _parts(opened: _Array | Batches, most: int) -> Iterator[tuple[_Array, _Array
         yield opened[at : at + most], None
 
 
+def _most_rows(dim: int, most_bytes: int = _MOST_BYTES) -> int:
+    return max(1, min(MOST_ROWS, min(most_bytes, _MOST_BYTES) // (4 * dim)))
+
+
 class RowTarget(Protocol):
     """Where rows go: an index, or the daemon that serves it."""
 
@@ -94,7 +99,8 @@ class RowTarget(Protocol):
     done: int
 
     @property
-    def dim(self) -> int: ...
+    def most_rows(self) -> int:
+        """Of one call."""
 
     def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
         """How many took the place of others."""
@@ -113,8 +119,8 @@ class _Directly:
         self.done = 0
 
     @property
-    def dim(self) -> int:
-        return self._index.dim
+    def most_rows(self) -> int:
+        return _most_rows(self._index.dim)
 
     def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
         try:
@@ -151,12 +157,12 @@ class _Directly:
 class _ByDaemon:
     def __init__(self, client: Client, status: dict[str, Any]) -> None:
         self._client = client
-        self._dim = int(status["index"]["dim"])
+        limits = status.get("limits", {})  # a daemon of 0.4 tells none
+        body_bytes = limits.get("max_body_bytes", 2 * _MOST_BYTES)
+        self.most_rows = min(
+            _most_rows(int(status["index"]["dim"]), int(_OF_BODY * body_bytes)), limits.get("max_rows", MOST_ROWS)
+        )
         self.done = 0
-
-    @property
-    def dim(self) -> int:
-        return self._dim
 
     def add(self, vectors: _Array, ids: Any, attributes: Any, *, replace: bool) -> int:
         there = 0

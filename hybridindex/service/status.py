@@ -16,7 +16,10 @@ from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
 from hybridindex.service.serving import without_paths
 
-__all__ = ["Check", "Health", "StorageWatch", "health_of", "status_of"]
+__all__ = ["LIMITS", "Check", "Health", "StorageWatch", "health_of", "status_of"]
+
+#: Of one request, for clients that divide what they send.
+LIMITS = ("max_body_bytes", "max_queries", "max_rows", "max_documents")
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ def status_of(service: Service) -> dict[str, Any]:
             "list_bytes": int(service.generations.current.planned.list_bytes.sum()),
         },
         "changes": service.rows.state(index),
+        "limits": {name: getattr(service.config.limits, name) for name in LIMITS},
         "ready": service.ready,
         "draining": admission.draining,
         "uptime_s": service.clock() - service.started_s,

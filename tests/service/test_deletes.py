@@ -71,7 +71,7 @@ def test_searchers_do_not_delete(make_service, tmp_path, queries):
             assert client.delete(near) == 5
 
 
-def test_who_cannot_write_says_so_and_searches_go_on(service, index_path, queries, monkeypatch):
+def test_who_cannot_write_says_so_and_searches_go_on(service, index_path, queries, monkeypatch, caplog):
     for module in ("write", "writer"):
         monkeypatch.setattr(f"hybridindex.index.changes.{module}.WAIT_S", 0.01)
     with lock_file(index_path / "writer.lock", timeout_s=5):
@@ -85,6 +85,9 @@ def test_who_cannot_write_says_so_and_searches_go_on(service, index_path, querie
     monkeypatch.setattr(filesystem.File, "sync", full)
     answer = ask(service, "POST", "/v1/vectors/delete", json={"ids": [1]})
     assert answer.status_code == 507
+    assert str(index_path) not in answer.text
+    assert "nothing was written" in caplog.text
+    assert "no space left on device" in caplog.text
     monkeypatch.undo()
     assert service.index.n_deleted == 0
     assert ask(service, "POST", "/v1/vectors/delete", json={"ids": [1]}).json() == {"deleted": 1, "deleted_in_all": 1}

@@ -420,7 +420,7 @@ def register(app: typer.Typer) -> None:
             raise InvalidInputError("--ids is missing; expected the id of each row, as --upsert is given")
         replaced = 0
         with CliProgress(quiet=json) as progress, open_target(index, key) as target:
-            for part, ids, table, total in rows.parts(batch, target.dim):
+            for part, ids, table, total in rows.parts(min(batch, target.most_rows)):
                 progress("add", target.done, total)
                 replaced += target.add(part, ids, table, replace=upsert)
                 progress("add", target.done, total)

@@ -52,6 +52,14 @@ class Item:
     #: Row of the passage that follows in the same document.
     successor: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises InvalidInputError: half of a surrogate pair, which no encoding of text has."""
+        try:
+            for name in ("text", "key", "source", "ref"):
+                (getattr(self, name) or "").encode()
+        except UnicodeError:
+            raise InvalidInputError(f"{name} holds half of a surrogate pair, which is no text") from None
+
     def document(self, row: int) -> Document:
         return Document(id=row, text=self.text, source=self.source, successor=self.successor)
 
@@ -146,7 +154,10 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
         InvalidInputError: JSON cannot say it; names the key.
     """
     try:
-        return json.dumps(dict(metadata), ensure_ascii=False, allow_nan=True, default=_plain)
+        said = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=True, default=_plain)
+        said.encode()
+    except UnicodeError:
+        raise InvalidInputError("metadata hold half of a surrogate pair, which is no text") from None
     except (TypeError, ValueError, RecursionError) as error:
         for key, value in metadata.items():
             try:
@@ -154,6 +165,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
             except (TypeError, ValueError, RecursionError):
                 raise InvalidInputError(f"metadata {key!r} is {type(value).__name__}, not JSON: {error}") from None
         raise InvalidInputError(f"metadata is not JSON: {error}") from None
+    return said
 
 
 def _plain(value: Any) -> Any:

@@ -252,9 +252,12 @@ class _Update:
         chunks = self._read_text(source, reading) if isinstance(source, GivenText) else read_chunks(source, reading)
         stream = ((chunk, chunk.digest()) for chunk in _readable(iter(chunks)))
         placed = ((chunk, digest, self._row_of(chunk, digest, rows)) for chunk, digest in stream)
+        counts = self._outcome.chunks
+        before = {name: counts[name] for name in ("added", "unchanged")}
         try:
             self._take(source, placed, successors, kept, relinked)
         except _UnreadableError:
+            counts.update({name: before[name] - counts[name] for name in before})
             # It is as it was, but for texts that took the place of others under ids of their own.
             self._items = [item for item in self._items if item.ref != source.name]
             new = {self._moved.get(row, row) for row in kept - set(successors)}

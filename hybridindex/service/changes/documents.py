@@ -144,8 +144,12 @@ class DocumentWriter:
                 self._need_documents()
                 with self._changing, self._rows.using() as index, short_switch_interval():
                     yield self._collection_of(index)
-            except (NoDocumentsError, InvalidInputError):
+            except NoDocumentsError:
                 raise
+            except InvalidInputError as error:
+                if type(error) is not InvalidInputError:
+                    raise
+                raise InvalidInputError(f"documents: {error}") from error
             except DocumentStoreError as error:
                 _log.error("the documents of %s: %s", self._path, error)
                 raise DocumentStoreError(

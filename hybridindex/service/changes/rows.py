@@ -20,12 +20,15 @@ from hybridindex.api import Index, open_index
 from hybridindex.errors import (
     BuildError,
     BusyWritingError,
+    DiskFullError,
     DuplicateIdError,
     EmbeddingError,
+    FileError,
     HybridIndexError,
     InvalidInputError,
     NoDocumentsError,
     NoEmbedderError,
+    NotWritableError,
     OverloadedError,
     ServiceError,
     SupersededError,
@@ -204,6 +207,9 @@ class RowWriter:
             yield
         except HybridIndexError as error:
             self.counts.refused[_reason(error)] += 1
+            if isinstance(error, DiskFullError | NotWritableError | FileError):
+                # Its client is not told the path.
+                _log.error("nothing was written: %s", error)
             if (words := self._without_path(str(error))) == str(error):
                 raise
             raise _saying(words, error) from error

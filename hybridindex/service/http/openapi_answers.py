@@ -17,7 +17,7 @@ from hybridindex.router.batch.stats import RouterStats
 from hybridindex.router.devices.usage import ArenaUse
 from hybridindex.router.session import SessionStats
 from hybridindex.service.observe.series import Sample
-from hybridindex.service.status import Check
+from hybridindex.service.status import LIMITS, Check
 from hybridindex.store.records import PlanSummary, ProfileSummary
 
 Schema = dict[str, Any]
@@ -305,6 +305,7 @@ STATUS = answer(
                 }
             ),
             "changes": _CHANGES,
+            "limits": closed(dict.fromkeys(LIMITS, _COUNT)),
             "ready": _YES,
             "draining": _YES,
             "uptime_s": {**_NUMBER, "minimum": 0},

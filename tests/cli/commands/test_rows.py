@@ -11,7 +11,7 @@ import hybridindex as hx
 from hybridindex.cli import row_parts
 from hybridindex.config import RouterConfig
 from hybridindex.service.auth import KeyFile, Keyring
-from hybridindex.service.config import ServiceConfig
+from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.daemon_address import DaemonAddress
 from tests.service.live import live
@@ -134,6 +134,14 @@ def test_a_daemon_that_serves_the_index_does_it(cli, path, files):
         assert "600 live" in cli("status", path).out
 
 
+def test_a_daemon_that_takes_little_at_once_gets_it_in_parts(cli, path, files):
+    for limits in ({"max_rows": 7}, {"max_body_bytes": 1500}):
+        with daemon(path, limits=Limits(**limits)) as service:
+            done = cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--upsert", "--json")
+            assert done.json["rows"] == 25
+            assert service.rows.state(service.index)["number"] > 2
+
+
 def test_a_key_is_needed_where_the_daemon_needs_one(cli, path, files, tmp_path, monkeypatch):
     keys = KeyFile(tmp_path / "keys.json")
     writer, searcher = keys.add("w", "write"), keys.add("s", "search")
@@ -196,8 +204,7 @@ def test_too_much_at_once_is_compacted(cli, path, files, monkeypatch):
     assert "compacting" in found.err
 
 
-def test_parts_are_no_larger_than_a_daemon_takes(tmp_path, monkeypatch):
+def test_parts_are_no_larger_than_memory_should_hold(path, monkeypatch):
     monkeypatch.setattr(row_parts, "_MOST_BYTES", 4 * DIM * 4)
-    np.save(tmp_path / "new.npy", NEW)
-    rows = row_parts.RowInput(file=hx.VectorFile(tmp_path / "new.npy"))
-    assert [len(part) for part, *_ in rows.parts(10, DIM)] == [4] * 6 + [1]
+    with row_parts.open_target(path, None) as target:
+        assert target.most_rows == 4

@@ -110,6 +110,18 @@ class Target:
         return self.index.delete(ids)
 
 
+@pytest.mark.parametrize("name", ["text", "key", "source", "ref", "metadata"])
+def test_halves_of_surrogates_are_no_text(path, name):
+    given = {"text": "x", name: {"k": "\ud800"} if name == "metadata" else "\ud800"}
+    before = state(path)
+    with (
+        Collection(path) as collection,
+        pytest.raises(InvalidInputError, match=f"{name} holds? half of a surrogate pair"),
+    ):
+        collection.put([Item(**given)], vectors_of(["x"]))
+    assert state(path) == before
+
+
 def test_what_the_index_refuses_is_taken_back(path):
     before = state(path)
     with hx.open(path) as index, Collection(path, target=Target(index, BuildError("somebody writes"))) as collection:

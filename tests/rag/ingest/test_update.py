@@ -197,9 +197,10 @@ def test_a_damaged_file_of_a_folder_is_said_and_left_as_it_was(run, folder, text
     before = texts()
     (folder / "b.txt").write_bytes(b"\xff\xfe\xfa")
     (folder / "new.pdf").write_bytes(b"%PDF-1.4 no more")
+    (folder / "new.jsonl").write_text('{"text": "one"}\n{"text": "two"}\nno record')
     done = run(folder)
-    assert counts(done)[0] == {"unchanged": 2, "failed": 2}
-    assert sorted(name.rpartition("/")[2] for name in done.failed) == ["b.txt", "new.pdf"]
+    assert counts(done) == ({"unchanged": 2, "failed": 3}, {})
+    assert sorted(name.rpartition("/")[2] for name in done.failed) == ["b.txt", "new.jsonl", "new.pdf"]
     assert texts() == before
     with pytest.raises(InvalidInputError, match=r"new.pdf cannot be read as PDF"):
         run(folder / "new.pdf")

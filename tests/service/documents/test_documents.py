@@ -171,12 +171,17 @@ def test_new_documents_reach_who_reads_texts(serve, path, client_of):
             "documents[0].metadata",
             "has more than 32 levels",
         ),
-        ({"documents": [{**ONE, "metadata": {"year": "x"}}]}, 400, "x", "metadata 'year' is 'x'; the index has"),
-        ({"documents": [{**ONE, "metadata": {"year": 10**30}}]}, 400, "x", "metadata 'year' is 1000"),
+        (
+            {"documents": [{**ONE, "metadata": {"year": "x"}}]},
+            400,
+            "documents",
+            "x: metadata 'year' is 'x'; the index has",
+        ),
+        ({"documents": [{**ONE, "metadata": {"year": 10**30}}]}, 400, "documents", "x: metadata 'year' is 1000"),
         ({"documents": [ONE, ONE]}, 400, "documents", "has the source 'x' twice"),
         ({"documents": [ONE], "words": 0}, 400, "words", "is 0; expected an integer 1..100000"),
         ({"documents": [ONE], "k": 1}, 400, "'k'", "is not known here"),
-        ({"documents": [{**ONE, "text": "a b c d e"}], "words": 1}, 400, "the", "make 5 new chunks; expected 4"),
+        ({"documents": [{**ONE, "text": "a b c d e"}], "words": 1}, 400, "documents", "make 5 new chunks; expected 4"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_changes(serve, body, status, field, words):
