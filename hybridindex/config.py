@@ -520,6 +520,8 @@ def check_ids(name: str, value: Any) -> I64:
     Raises:
         InvalidInputError: it is not one-dimensional, holds no integers, or one that no id can be.
     """
+    if np.ma.isMaskedArray(value):
+        raise InvalidInputError(f"{name} is masked; expected the ids alone, as {name}.compressed() gives them")
     try:
         ids = np.asarray(list(value) if isinstance(value, Set) else value)
     except ValueError as error:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from hybridindex.index.attributes.columns import need
 from hybridindex.types import I64
 
@@ -70,7 +72,10 @@ class AddedAttributes:
 
     def of_rows(self, numbers: I64) -> bytes:
         """Those of the rows with these numbers, (m,) int64, as a stream; nothing where no row has any."""
-        said = next((stream for stream in self._all.streams if stream), None)
+        ends = np.cumsum(self._all.counts)
+        among = np.unique(np.searchsorted(ends, numbers, side="right"))
+        # All that have any have the same: columns change while no added row is there.
+        said = next((stream for each in among.tolist() if (stream := self._all.streams[each])), None)
         if said is None:
             return b""
         return as_stream(self.table(from_stream(said).schema).take(numbers))

@@ -48,11 +48,12 @@ def need(module: str) -> Any:
         ) from None
 
 
-def as_attributes(table: Any) -> Any:
+def as_attributes(table: Any, kinds: Mapping[str, str] | None = None) -> Any:
     """A pyarrow table of attributes: each column a single array of one of :data:`ATTRIBUTE_KINDS`.
 
     Args:
         table: a pyarrow Table or RecordBatch, a pandas DataFrame, or a mapping of names to columns.
+        kinds: those of the index, by name: what a column without any value is, and one of whole numbers may be.
 
     Raises:
         InvalidInputError: names the column, and what is wrong with it.
@@ -83,7 +84,8 @@ def as_attributes(table: Any) -> Any:
     for name in names:
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
             raise InvalidInputError(f"an attribute is named {name!r}; expected 1..{_LONGEST_NAME} characters")
-    return pa.table({name: _plain(pa, name, table[name]) for name in names})
+    types = {} if kinds is None else {each.name: each.type for each in schema_of(kinds)}
+    return pa.table({name: _plain(pa, name, table[name], types.get(name)) for name in names})
 
 
 def _column_of(pa: Any, name: str, column: Any) -> Any:
@@ -93,16 +95,19 @@ def _column_of(pa: Any, name: str, column: Any) -> Any:
         raise InvalidInputError(f"attribute {name!r} is no column: {error}") from None
 
 
-def _plain(pa: Any, name: str, column: Any) -> Any:
+def _plain(pa: Any, name: str, column: Any, known: Any) -> Any:
+    """``known``: the type of that column of the index; None: there is none."""
     types = pa.types
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type
-    if types.is_null(kind):
+    if types.is_null(kind) and known is not None:
+        wanted = known
+    elif types.is_null(kind):
         raise InvalidInputError(f"attribute {name!r} has no value at all, and so no type")
-    if types.is_integer(kind):
-        wanted = pa.int64()
+    elif types.is_integer(kind):
+        wanted = known if known == pa.float64() else pa.int64()
     elif types.is_floating(kind) or types.is_decimal(kind):
         wanted = pa.float64()
     elif types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
@@ -112,7 +117,9 @@ def _plain(pa: Any, name: str, column: Any) -> Any:
     elif types.is_timestamp(kind) or types.is_date(kind):
         wanted = pa.timestamp("us", "UTC")
     elif (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)) and (
-        types.is_string(kind.value_type) or types.is_large_string(kind.value_type)
+        types.is_string(kind.value_type)
+        or types.is_large_string(kind.value_type)
+        or (types.is_null(kind.value_type) and known == pa.list_(pa.string()))
     ):
         wanted = pa.list_(pa.string())
     else:

@@ -31,6 +31,7 @@ __all__ = [
     "find_attributes",
     "parse_spec",
     "render_spec",
+    "spec_state",
 ]
 
 _log = logging.getLogger(__name__)
@@ -142,6 +143,15 @@ class StoredAttributes:
 
     def __repr__(self) -> str:
         return f"<StoredAttributes {', '.join(self.spec.columns)}: {self.spec.count} rows>"
+
+
+def spec_state(generation: Path) -> tuple[int, int, int] | None:
+    """Differs where attributes were given in between; None: there are none."""
+    try:
+        found = filesystem.stat(generation / SPEC_FILE)
+    except MissingFileError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def find_attributes(generation: Path, manifest: Manifest) -> tuple[StoredAttributes | None, str]:

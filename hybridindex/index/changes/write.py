@@ -18,7 +18,7 @@ from hybridindex.errors import DuplicateIdError, InvalidInputError, UnsupportedI
 from hybridindex.extension import native
 from hybridindex.index.attributes.added import as_stream
 from hybridindex.index.attributes.columns import as_attributes, fitted
-from hybridindex.index.attributes.stored import find_attributes
+from hybridindex.index.attributes.stored import find_attributes, spec_state
 from hybridindex.index.changes.claim import claim_of
 from hybridindex.index.codec import max_abs_of
 from hybridindex.index.filters.row_filter import RowFilters, ids_of
@@ -57,6 +57,9 @@ class _Rows(NamedTuple):
     lists: I64
     codes: U8
     attributes: bytes
+    #: As they were given, None where they were not; and which attributes the index had then.
+    given: Any
+    spec: tuple[int, int, int] | None
 
 
 def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, *, sync: bool = True) -> I64:
@@ -103,7 +106,7 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
         if not len(given):
             return None, given
         state.added.largest_id = max(state.added.largest_id, int(given.max()))
-        return _change(no_ids(), rows, given), given
+        return _change(index.rows, no_ids(), rows, given), given
 
     ids_named = () if rows.ids is None else rows.ids.tolist()
     return _commit(index.rows, resolve, ids_named, sync=sync, n=len(rows.lists), coming=coming)
@@ -128,7 +131,7 @@ def _upsert(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> int:
     def resolve(state: LiveState) -> tuple[Change | None, int]:
         there = given[_is_there(state, _numbers(index.rows), given)]
         state.added.largest_id = max(state.added.largest_id, int(given.max(initial=-1)))
-        return _change(there, rows, given) if len(given) else None, len(there)
+        return _change(index.rows, there, rows, given) if len(given) else None, len(there)
 
     return _commit(index.rows, resolve, given.tolist(), sync=sync, n=len(given), coming=coming)
 
@@ -236,19 +239,20 @@ def _encoded(index: IVFIndex, given: npt.NDArray[Any], ids: Any, attributes: Any
             distinct, counts = np.unique(numbered, return_counts=True)
             if len(distinct) < n:
                 raise DuplicateIdError(f"ids are given twice: {_named(distinct[counts > 1])}; expected every id once")
+    spec = None if attributes is None else spec_state(index.integrity.folder)
     stream = _attributes(index, attributes, n)
     source = VectorSource(
         vectors=given, given_ids=None, max_abs=None if index.manifest.normalized else max_abs_of(index.codec)
     )
     if not n:
-        return _Rows(numbered, no_ids(), no_rows(index.code_size), b"")
+        return _Rows(numbered, no_ids(), no_rows(index.code_size), b"", attributes, spec)
     transformed = index.transform(source.rows(0, n))
     lists = index.quantize(transformed, 1, _helpers() if n >= _MANY_ROWS else None)[0][:, 0]
     if (lists < 0).any():
         raise InvalidInputError(
             f"vectors[{int(np.argmax(lists < 0))}] is nearest to no list; expected finite distances"
         )
-    return _Rows(numbered, lists, index.encode_rows(transformed, lists), stream)
+    return _Rows(numbered, lists, index.encode_rows(transformed, lists), stream, attributes, spec)
 
 
 @cache
@@ -265,20 +269,24 @@ os.register_at_fork(after_in_child=_helpers.cache_clear)
 def _attributes(index: IVFIndex, attributes: Any, n: int) -> bytes:
     if attributes is None:
         return b""
-    table = as_attributes(attributes)
-    if len(table) != n:
-        raise InvalidInputError(f"attributes have {len(table)} rows and vectors {n}; expected as many")
     # Others may have given some since.
     index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
     stored = index.attributes
+    table = as_attributes(attributes, None if stored is None else stored.spec.columns)
+    if len(table) != n:
+        raise InvalidInputError(f"attributes have {len(table)} rows and vectors {n}; expected as many")
     if stored is None:
         why = index.attributes_problem or "set_attributes (hybridindex attributes) gives it some"
         raise InvalidInputError(f"attributes are given, and the index has none: {why}")
     return as_stream(fitted(table, stored.spec.columns))
 
 
-def _change(gone: I64, rows: _Rows, ids: I64) -> Change:
-    return Change(gone=gone, ids=ids, lists=rows.lists, codes=rows.codes, attributes=rows.attributes)
+def _change(index: IVFIndex, gone: I64, rows: _Rows, ids: I64) -> Change:
+    """Raises InvalidInputError: the index was given other attributes since the rows were prepared."""
+    attributes = rows.attributes
+    if attributes and spec_state(index.integrity.folder) != rows.spec:
+        attributes = _attributes(index, rows.given, len(ids))
+    return Change(gone=gone, ids=ids, lists=rows.lists, codes=rows.codes, attributes=attributes)
 
 
 def _numbers(index: IVFIndex) -> RowNumbers:
