@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,7 +21,7 @@ from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.store import LiveStore, open_live
 from hybridindex.index.log.change_log import apart, lineage, log_file
-from hybridindex.index.rabitq.codes import find_codes
+from hybridindex.index.rabitq.codes import check_codes, find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
@@ -81,14 +82,15 @@ def read_manifest(path: str | Path) -> Manifest:
     return _of_current(as_path(path), _read_manifest)
 
 
-def verify(path: str | Path) -> Manifest:
-    """Check every checksum and every extent of the current generation; needs no faiss.
+def verify(path: str | Path, *, beside: bool = False) -> Manifest:
+    """Check every checksum and every extent of the current generation; needs no faiss. ``beside``: also attributes and
+    codes, which searches can do without.
 
     Raises:
         CorruptIndexError: names the file that differs.
         InvalidInputError, UnsupportedIndexError: there is no index.
     """
-    return _of_current(as_path(path), _verify_generation)
+    return _of_current(as_path(path), partial(_verify_generation, beside=beside))
 
 
 def rollback(path: str | Path, *, force: bool = False) -> Manifest:
@@ -147,10 +149,17 @@ def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int
     return remove_others(as_path(path), serving)
 
 
-def _verify_generation(generation: Path) -> Manifest:
+def _verify_generation(generation: Path, *, beside: bool = False) -> Manifest:
     manifest = _read_manifest(generation)
-    _check_files(generation, manifest, "full")
+    table, _ = _check_files(generation, manifest, "full")
     LiveStore(generation, manifest)
+    if beside:
+        attributes, problem = find_attributes(generation, manifest)
+        if problem:
+            raise CorruptIndexError(problem)
+        if attributes is not None:
+            attributes.check()
+        check_codes(generation, manifest, table[:, 0], whole=True)
     return manifest
 
 

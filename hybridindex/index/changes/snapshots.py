@@ -1,14 +1,15 @@
 """Snapshots of an index: directories that are indexes themselves, as it was at one moment, while it goes on.
 
 Files that are never changed are linked where the file system can, and copied where it cannot; one that an earlier
-snapshot has is linked to that one. The log of changes is copied, up to its last whole change. A snapshot without its
-``CURRENT`` file was interrupted, and is none.
+snapshot has is linked to that one. The log of changes is copied, up to its last whole change. ``snapshot.json`` says
+what all of them were. A snapshot without its ``CURRENT`` file was interrupted, and is none.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from hybridindex import filesystem
 from hybridindex.errors import (
     BuildError,
+    CorruptIndexError,
     FileError,
     IndexExistsError,
     InvalidInputError,
@@ -25,13 +27,21 @@ from hybridindex.errors import (
 from hybridindex.index.log.change_log import CHANGE_LOG, log_file
 from hybridindex.index.opening import verify
 from hybridindex.index.storage.beside import copy_shared, shared_stands_still
-from hybridindex.index.storage.checksums import digest_file
+from hybridindex.index.storage.checksums import digest_bytes, digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
+from hybridindex.index.storage.signed_json import parse_signed, render_signed
 
 __all__ = ["Snapshot", "restore", "snapshot"]
 
+#: What the files of a snapshot were when it was written; its format.
+_NOTE_FILE, _FORMAT, _VERSION = "snapshot.json", "hybridindex snapshot", 1
+#: Larger files are noted by their size alone: smaller ones have their checksums.
+_MOST_NOTED = 16 << 20
+#: There while a directory is written.
+_BEING_WRITTEN = ".being-written"
+_count = itertools.count()
 #: A compaction may remove a generation while its files are linked; the next one is taken then.
 _ATTEMPTS = 5
 
@@ -87,7 +97,8 @@ def snapshot(
 def restore(
     from_: str | Path, path: str | Path, *, beside: Beside = nothing_beside, progress: Progress | None = None
 ) -> Snapshot:
-    """Makes an index of a snapshot, every byte of which is compared with its checksum before and after.
+    """Makes an index of a snapshot, every byte of which is compared with its checksum before and after, but for what
+    lies beside the generations.
 
     Args:
         path: a new directory, or an empty one.
@@ -97,9 +108,10 @@ def restore(
         As :func:`snapshot`. CorruptIndexError: the snapshot is damaged; nothing was left behind.
     """
     source, path = as_path(from_, "from"), as_path(path)
-    verify(source)
+    verify(source, beside=True)
+    _check_note(source)
     done = _written(source, path, None, beside, progress or no_progress, is_still=True)
-    verify(path)
+    verify(path, beside=True)
     return done
 
 
@@ -107,10 +119,8 @@ def _written(
     path: Path, to: Path, earlier: Path | None, beside: Beside, report: Progress, *, is_still: bool = False
 ) -> Snapshot:
     """``is_still``: nobody changes what is at ``path``."""
-    _refuse_taken(to)
-    created = not filesystem.exists(to)
+    created = _claim(to)
     try:
-        filesystem.make_folder(to, parents=True, exist_ok=True)
         for attempt in range(_ATTEMPTS):
             folder = read_current(path)
             try:
@@ -118,6 +128,9 @@ def _written(
                     done = _copied(folder, to, earlier, report)
                     nbytes = copy_shared(folder, to / folder.name, is_still=is_still)
                 beside(path, to)
+                if not is_still:
+                    _note(to, folder.name)
+                filesystem.remove_folder(to / _BEING_WRITTEN)
                 # Last: it is what makes a directory an index.
                 point(to, CURRENT_FILE, folder.name)
                 return replace(done, copied_bytes=done.copied_bytes + nbytes)
@@ -139,14 +152,81 @@ def _written(
         raise
 
 
-def _refuse_taken(to: Path) -> None:
-    if not filesystem.exists(to):
+def _claim(to: Path) -> bool:
+    """From now on ``to`` is this call's alone; whether it was not there.
+
+    Raises:
+        InvalidInputError: it holds something, or another call writes there. FileError: it cannot be made.
+    """
+    created = not filesystem.exists(to)
+    if not created:
+        _refuse_taken(to, filesystem.list_folder(to) if filesystem.is_dir(to) else [to])
+    try:
+        filesystem.make_folder(to, parents=True, exist_ok=True)
+        filesystem.make_folder(to / _BEING_WRITTEN)
+    except FileError as error:
+        if filesystem.exists(to / _BEING_WRITTEN):
+            raise InvalidInputError(f"path {str(to)!r} is being written; expected a new directory") from error
+        if created and filesystem.is_dir(to):
+            with suppress(FileError):
+                filesystem.remove_folder(to)
+        raise cannot_write(error, to, "nothing was left behind") from error
+    try:
+        # Another call may have come before.
+        _refuse_taken(to, [each for each in filesystem.list_folder(to) if each.name != _BEING_WRITTEN])
+    except BaseException:
+        filesystem.remove_folder(to / _BEING_WRITTEN)
+        raise
+    return created
+
+
+def _refuse_taken(to: Path, entries: Sequence[Path]) -> None:
+    if not entries:
         return
-    if not filesystem.is_dir(to) or (entries := filesystem.list_folder(to)):
-        if filesystem.exists(to / CURRENT_FILE):
-            raise IndexExistsError(f"path {str(to)!r} holds an index; expected a new directory")
-        what = entries[0].name if filesystem.is_dir(to) else "a file"
-        raise InvalidInputError(f"path {str(to)!r} holds {what}; expected a new directory")
+    if filesystem.exists(to / CURRENT_FILE):
+        raise IndexExistsError(f"path {str(to)!r} holds an index; expected a new directory")
+    if entries[0].name == _BEING_WRITTEN:
+        raise InvalidInputError(f"path {str(to)!r} is being written, or that was interrupted; expected a new directory")
+    what = "a file" if entries[0] == to else entries[0].name
+    raise InvalidInputError(f"path {str(to)!r} holds {what}; expected a new directory")
+
+
+def _note(to: Path, generation: str) -> None:
+    """Notes what the files of a generation are."""
+    files = {}
+    for file in filesystem.list_folder(to / generation):
+        if not filesystem.is_link(file):
+            size = filesystem.stat(file).st_size
+            files[file.name] = [size, digest_file(file) if size <= _MOST_NOTED else None]
+    content = {"generation": generation, "files": files}
+    filesystem.replace_file(to / _NOTE_FILE, render_signed(_FORMAT, _VERSION, content))
+
+
+def _check_note(path: Path) -> None:
+    """Raises CorruptIndexError: the files of a snapshot are not what they were. The log may have become longer: a
+    snapshot is an index, and takes changes."""
+    try:
+        raw = filesystem.read_bytes(path / _NOTE_FILE)
+    except MissingFileError:
+        return
+    said = parse_signed(raw, str(path / _NOTE_FILE), _FORMAT, _VERSION, cure="upgrade hybridindex")
+    folder = read_current(path)
+    if folder.name != said["generation"]:  # compacted
+        return
+    for name, (size, digest) in said["files"].items():
+        try:
+            found = filesystem.stat(folder / name).st_size
+            if name == CHANGE_LOG and digest is not None:
+                is_same = digest_bytes(filesystem.read_bytes(folder / name)[:size]) == digest
+            else:
+                is_same = found == size and (digest is None or digest_file(folder / name) == digest)
+        except MissingFileError:
+            is_same = False
+        if not is_same:
+            raise CorruptIndexError(
+                f"{folder / name} is not what the snapshot had: it is damaged, or the snapshot was changed since as an "
+                "index, of which a new snapshot can be taken"
+            )
 
 
 def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> Snapshot:
@@ -159,7 +239,7 @@ def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> S
         if each.name != CHANGE_LOG and not each.name.endswith(".new") and not filesystem.is_link(each)
     ]
     # At first names alone, which takes moments: what is linked stays, whatever becomes of the generation.
-    stage = folder.parent / f".snapshot-{os.getpid()}-{to.name}"
+    stage = folder.parent / f".snapshot-{os.getpid()}-{next(_count)}-{to.name}"
     filesystem.discard_tree(stage)
     filesystem.make_folder(stage)
     try:

@@ -28,7 +28,7 @@ from hybridindex.index.storage.huge_pages import empty_in_huge_pages
 from hybridindex.index.storage.manifest import LISTS_FILE, Manifest
 from hybridindex.types import F32, I64, U8
 
-__all__ = ["RabitqCodes", "are_whole", "find_codes", "read_spec", "say_unusable"]
+__all__ = ["RabitqCodes", "are_whole", "check_codes", "find_codes", "read_spec", "say_unusable"]
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def read_spec(generation: Path, manifest: Manifest) -> RabitqSpec | None:
     return spec
 
 
-def _check(generation: Path, manifest: Manifest, list_sizes: I64, *, whole: bool) -> RabitqSpec | None:
+def check_codes(generation: Path, manifest: Manifest, list_sizes: I64, *, whole: bool) -> RabitqSpec | None:
     """Proves the codes of a generation, with ``whole`` every byte of them; None where it has none.
 
     Raises:
@@ -184,7 +184,7 @@ def _check(generation: Path, manifest: Manifest, list_sizes: I64, *, whole: bool
 def are_whole(generation: Path, manifest: Manifest, list_sizes: I64) -> bool:
     """Whether a generation has codes that can be used. Reads all of them."""
     try:
-        return _check(generation, manifest, list_sizes, whole=True) is not None
+        return check_codes(generation, manifest, list_sizes, whole=True) is not None
     except IndexFormatError:
         return False
 
@@ -201,7 +201,7 @@ def find_codes(
     while True:
         said = _said(generation)
         try:
-            spec = _check(generation, manifest, list_sizes, whole=whole)
+            spec = check_codes(generation, manifest, list_sizes, whole=whole)
             if spec is None:
                 return None, ""
             try:

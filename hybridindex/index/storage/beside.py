@@ -187,8 +187,9 @@ def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
         if filesystem.is_link(folder / name):
             file = (folder / name).resolve()
             copy = to.parent / file.name
-            # With what is in its log alone.
-            uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
+            # Or else without what is in its log alone.
+            immutable = is_still and not filesystem.exists(file.with_name(f"{file.name}-wal"))
+            uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
             try:
                 with (
                     filesystem.performing("sqlite", copy),
@@ -196,8 +197,11 @@ def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
                     closing(sqlite3.connect(copy)) as target,
                 ):
                     source.backup(target)
+                    damage = target.execute("PRAGMA quick_check(1)").fetchone()[0] if is_still else "ok"
             except sqlite3.Error as error:
                 raise BuildError(f"{file} cannot be copied: {error}") from error
+            if damage != "ok":
+                raise CorruptIndexError(f"{file} is damaged: {damage}")
             _link(to / name, f"../{file.name}")
             nbytes += filesystem.stat(copy).st_size
         if filesystem.exists(to / name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -114,6 +115,73 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(index, tmp_path):
     with pytest.raises(CorruptIndexError, match=r"lists\.bin differs"):
         hx.restore(made, tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize(
+    "name", ["attributes.json", "attributes-*.arrow", "rabitq.json", "rabitq-*.bin", "lists.xxh3.npy", "changes.log"]
+)
+def test_a_damaged_snapshot_is_not_restored(index, tmp_path, name, harm):
+    index.add(MORE[:10])
+    index.delete([1, 2])
+    made = index.snapshot(tmp_path / "s")
+    (file,) = (made / "gen-000001").glob(name)
+    raw = bytearray(file.read_bytes())
+    raw[-9] ^= 1
+    file.unlink()
+    if harm != "gone":
+        file.write_bytes(raw if harm == "flipped" else raw[:-20])
+    with pytest.raises(CorruptIndexError):
+        hx.restore(made, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_snapshot_that_was_changed_as_an_index_is_restored_with_that(index, tmp_path):
+    index.delete([1])
+    made = index.snapshot(tmp_path / "s")
+    with hx.open(made) as copy:
+        copy.add(MORE[:1])
+        hx.restore(made, tmp_path / "r1").close()
+        copy.compact()
+    hx.restore(made, tmp_path / "r2").close()
+    for name in ("r1", "r2"):
+        with hx.open(tmp_path / name) as back:
+            assert back.n_live == N
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_of_two_snapshots_to_one_place_one_is_there_and_the_other_is_refused(index, tmp_path, made_before):
+    index.delete([1])
+    for number in range(10):
+        to, outcomes, barrier = tmp_path / f"s{number}", [], threading.Barrier(3)
+        if made_before:
+            to.mkdir()
+
+        def take(to=to, outcomes=outcomes, barrier=barrier):
+            barrier.wait()
+            try:
+                outcomes.append(index.snapshot(to))
+            except InvalidInputError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(isinstance(each, InvalidInputError) for each in outcomes) == [False, True, True], outcomes
+        with hx.open(to, verify="full") as copy:
+            assert copy.n_live == N - 1
+
+
+def test_snapshots_to_places_of_one_name_at_once(index, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(6):
+            made = list(pool.map(lambda name: index.snapshot(tmp_path / name / f"s{number}"), ("a", "b", "c")))  # noqa: B023
+            assert all((each / "CURRENT").exists() for each in made)
+    assert not list((tmp_path / "i").glob(".snapshot*"))
 
 
 def test_snapshots_beside_writers_and_compactions(index, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import BuildError, DocumentStoreError, DuplicateIdError, InvalidInputError, UnreachableError
+from hybridindex.errors import (
+    BuildError,
+    CorruptIndexError,
+    DocumentStoreError,
+    DuplicateIdError,
+    InvalidInputError,
+    UnreachableError,
+)
 from hybridindex.rag.collection import Collection, Compare, Item
 from hybridindex.rag.documents import Document, DocumentStore, write_documents
 from hybridindex.rag.ingest import put_texts, remove_texts
@@ -305,3 +313,29 @@ def test_an_index_that_began_with_nothing_still_finds_what_is_near(tmp_path):
         hits = [[hit.item.id for hit in each] for each in collection.search(queries, 10)]
         recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits, nearest.tolist(), strict=True)])
         assert recall > 0.95
+
+
+def test_a_restore_has_what_is_in_the_log_of_the_texts_alone(path, tmp_path):
+    with Collection(path) as collection:
+        put(collection, [9])
+        collection.delete(keys=["k1"])
+        # Beside who writes, and of a copy of what a process that died has left.
+        shutil.copytree(path, tmp_path / "left", symlinks=True)
+        hx.restore(path, tmp_path / "r1").close()
+    hx.restore(tmp_path / "left", tmp_path / "r2").close()
+    for name in ("r1", "r2"):
+        assert sorted(state(tmp_path / name)) == ["k0", "k2", "k3", "k4", "k9"]
+        check(tmp_path / name)
+
+
+def test_texts_that_are_damaged_are_not_restored(path, tmp_path):
+    with Collection(path) as collection:
+        put(collection, range(5, 200))
+        made = collection.index.snapshot(tmp_path / "s")
+    (file,) = made.glob("documents-*.sqlite")
+    raw = bytearray(file.read_bytes())
+    raw[8192:12288] = bytes(4096)
+    file.write_bytes(raw)
+    with pytest.raises((CorruptIndexError, BuildError)):
+        hx.restore(made, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
