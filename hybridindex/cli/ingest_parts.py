@@ -23,6 +23,8 @@ from hybridindex.cli.row_parts import RowTarget, open_target
 from hybridindex.config import parse_bytes
 from hybridindex.errors import DocumentStoreError, FileError, InvalidInputError
 from hybridindex.index import read_manifest
+from hybridindex.index.filters.write_attributes import write_attributes
+from hybridindex.index.opening import open_generation
 from hybridindex.index.storage.beside import generation_file, lead_to, share
 from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
@@ -146,6 +148,31 @@ def _build(
             progress(*(("embed", done, read.count) if stage == "spool" else (stage, done, total)))
 
         place = owned.enter_context(_at_once(index))
+
+        def furnish(folder: Path) -> None:
+            """Before the generation is the current one: texts and attributes come with it, or not at all."""
+            new = open_generation(place, folder)
+            try:
+                if table is not None:
+                    write_attributes(new, table, ids)
+                token_starts = getattr(embedder, "token_starts", word_starts)
+                write_documents(
+                    folder / DOCUMENTS_FILE,
+                    read,
+                    index_fingerprint=new.fingerprint,
+                    embedder=name,
+                    dim=new.dim,
+                    mean=mean,
+                    token_starts=token_starts,
+                    tokenizer=TOKENIZER if name == EMBEDDER else "",
+                )
+            finally:
+                new.close()
+            _keep_older_documents(place, new.generation)
+            with LiveDocuments(share(place, new.generation, DOCUMENTS_FILE), token_starts=token_starts) as store:
+                store.describe((document.id, *about) for document, about in read.chunks())
+                store.note(Noted(sources=facts))
+
         built = owned.enter_context(
             hx.build(
                 embedded(read, embedder if mean is None else CenteredEmbedder(embedder, mean)),
@@ -155,28 +182,11 @@ def _build(
                 nprobe=layout.nprobe,
                 memory_budget_bytes=parse_bytes(layout.memory),
                 replace=layout.replace,
+                prepare=furnish,
                 progress=told,
             )
         )
-        number = built.ivf.generation
-        if table is not None:
-            built.set_attributes(table, ids)
-        _keep_older_documents(place, number)
-        token_starts = getattr(embedder, "token_starts", word_starts)
-        write_documents(
-            place / generation_name(number) / DOCUMENTS_FILE,
-            read,
-            index_fingerprint=built.fingerprint,
-            embedder=name,
-            dim=built.dim,
-            mean=mean,
-            token_starts=token_starts,
-            tokenizer=TOKENIZER if name == EMBEDDER else "",
-        )
-        lead_to(place, number, DOCUMENTS_FILE)
-        with LiveDocuments(share(place, number, DOCUMENTS_FILE), token_starts=token_starts) as store:
-            store.describe((document.id, *about) for document, about in read.chunks())
-            store.note(Noted(sources=facts))
+        lead_to(place, built.ivf.generation, DOCUMENTS_FILE)
         return {
             "path": index,
             "fingerprint": built.fingerprint,
@@ -259,7 +269,7 @@ def _update(
                 raise InvalidInputError("--center is of a new index; leave it out, or build anew: --rebuild")
             embedder = open_embedder(owned, info, embedding, passages.cache)
             token_starts = _token_starts(documents, embedder)
-        target = owned.enter_context(open_target(index, key))
+        target = owned.enter_context(open_target(index, key, again="the next ingest goes on"))
         collection = owned.enter_context(Collection(index, target=_Rows(target), token_starts=token_starts))
         _check_columns(passages.attributes, collection.index.attributes)
         sources = find_sources(texts, known=collection.store.sources())

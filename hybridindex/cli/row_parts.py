@@ -192,8 +192,8 @@ class _ByDaemon:
 
 
 class _Closing(AbstractContextManager[RowTarget]):
-    def __init__(self, target: RowTarget, close: Callable[[], None]) -> None:
-        self._target, self._close = target, close
+    def __init__(self, target: RowTarget, close: Callable[[], None], again: str) -> None:
+        self._target, self._close, self._again = target, close, again
 
     def __enter__(self) -> RowTarget:
         return self._target
@@ -204,11 +204,14 @@ class _Closing(AbstractContextManager[RowTarget]):
         self._close()
         done = self._target.done
         if error is not None and done:
-            err.print(f"{done:,} rows are in the index already; with ids, --upsert repeats them", highlight=False)
+            err.print(f"{done:,} rows are in the index already; {self._again}", highlight=False)
 
 
-def open_target(index: Path, key: str | None) -> AbstractContextManager[RowTarget]:
-    """The daemon that serves ``index``, where there is one and it takes changes; else the index itself.
+def open_target(
+    index: Path, key: str | None, *, again: str = "with ids, --upsert repeats them"
+) -> AbstractContextManager[RowTarget]:
+    """The daemon that serves ``index``, where there is one and it takes changes; else the index itself. ``again``: what
+    is said to who stops midway.
 
     Raises:
         UnreachableError: the daemon starts or stops. AccessDeniedError: it wants another key.
@@ -216,7 +219,7 @@ def open_target(index: Path, key: str | None) -> AbstractContextManager[RowTarge
     found = find_daemon(index)
     if found is None:
         direct = _Directly(index)
-        return _Closing(direct, direct.close)
+        return _Closing(direct, direct.close, again)
     if not found.urls:
         raise UnreachableError(f"the daemon with pid {found.pid} has no address; try again when it listens")
     client = Client(found.urls[0], key=key, index=found.index, timeout_s=_TIMEOUT_S)
@@ -230,8 +233,8 @@ def open_target(index: Path, key: str | None) -> AbstractContextManager[RowTarge
         raise
     if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
         by_daemon = _ByDaemon(client, status)
-        return _Closing(by_daemon, by_daemon.close)
+        return _Closing(by_daemon, by_daemon.close, again)
     client.close()
     err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)
     direct = _Directly(index)
-    return _Closing(direct, direct.close)
+    return _Closing(direct, direct.close, again)

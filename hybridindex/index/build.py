@@ -74,6 +74,7 @@ def build(
     bits: int | None = None,
     rerank: str | None = None,
     on_source: Callable[[VectorSource], None] | None = None,
+    prepare: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
 ) -> IVFIndex:
     """Build an index at ``path`` and open it.
@@ -103,6 +104,8 @@ def build(
             does; where that fails, the index stands without them.
         rerank: codec of the rows of ``codec="rabitq"``: flat (the default), fp16, bf16 or sq8.
         on_source: called with the vectors and their ids, by position, before anything is trained.
+        prepare: called with the folder of the new generation when its files are on disk, and it is not the current one
+            yet; may add others. Where it fails, the old one stays.
         progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum, and
             those of compress; units are rows (pack: lists; checksum: bytes).
 
@@ -124,7 +127,7 @@ def build(
         raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
     require_faiss()
     report = progress or no_progress
-    with GenerationWriter(path, replace=replace) as writer:
+    with GenerationWriter(path, replace=replace, prepare=prepare) as writer:
         source = open_source(vectors, ids, writer, report)
         if on_source is not None:
             on_source(source)

@@ -142,12 +142,14 @@ class HybridIndexDocumentStore:
         """
         if not isinstance(documents, list) or not all(isinstance(each, Document) for each in documents):
             raise ValueError("documents must be a list of haystack.Document")
-        # Of documents with one id, the last one stays; with FAIL, two are an error.
-        given = {document.id: document for document in documents}
+        # Of documents with one id, the last one stays, or the first, as if they came one by one; with FAIL, two are an
+        # error.
+        ordered = documents[::-1] if policy == DuplicatePolicy.SKIP else documents
+        given = {document.id: document for document in ordered}
         fails = policy in (DuplicatePolicy.NONE, DuplicatePolicy.FAIL)
         if fails and len(given) < len(documents):
             raise DuplicateDocumentError("documents hold an id twice; expected each once, or another policy")
-        every, written = list(given.values()), 0
+        every, written = list({document.id: given[document.id] for document in documents}.values()), 0
         for start in range(0, len(every), _BATCH):
             batch = every[start : start + _BATCH]
             if policy == DuplicatePolicy.SKIP:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
+from hybridindex.cli import ingest_parts
 from hybridindex.cli.console import ExitCode
 from hybridindex.client import Client, RetryPolicy
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import DocumentStoreError, InvalidInputError
 from hybridindex.rag import embed
 from hybridindex.rag.documents import DocumentStore, write_documents
 from hybridindex.rag.embed import EMBEDDER
@@ -447,3 +448,27 @@ def test_why_a_daemon_takes_nothing_is_said(cli, double, file, tmp_path, launche
         assert made.code == 0, made.err
         assert "takes no changes: they are made beside it" in unwrapped(made.err)
         assert made.json["count"] == 241
+
+
+@pytest.mark.parametrize("where", ["write_documents", "write_attributes", "share"])
+def test_a_rebuild_that_fails_leaves_the_index_with_its_texts(cli, double, tmp_path, monkeypatch, where):
+    index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    write_records(tmp_path / "a.jsonl", {"year": 2020}, {"year": 2021})
+    assert cli("ingest", tmp_path / "a.jsonl", index, *words, "--attributes", "year=int").code == 0
+    before = passages_of(cli, double, index, k=100)
+
+    def full(*_args, **_options):
+        raise DocumentStoreError("no space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(ingest_parts, where, full)
+        found = cli("ingest", tmp_path / "a.jsonl", index, *words, "--rebuild", "--attributes", "year=int")
+    assert found.code != 0
+    assert "no space left" in found.err
+    assert hx.open(index).ivf.generation == 1
+    assert passages_of(cli, double, index, k=100) == before
+    assert cli("verify", index).code == 0
+    assert cli("ingest", tmp_path / "a.jsonl", index, *words).json["sources"]["unchanged"] == 1
+    again = cli("ingest", tmp_path / "a.jsonl", index, *words, "--rebuild", "--attributes", "year=int")
+    assert again.json["attributes"] == {"year": "int"}
+    assert ids_where(index, "year = 2021") == [1]

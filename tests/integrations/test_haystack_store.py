@@ -155,6 +155,13 @@ def test_filters_in_the_index_agree_with_those_of_haystack(store, inside, filter
         assert {d.id for d in store.filter_documents(full)} - {"unembedded"} == found
 
 
+def test_of_documents_with_one_id_the_first_is_kept_or_the_last(store):
+    twice = [Document(id="twice", content=content, embedding=vectors()[0].tolist()) for content in ("first", "second")]
+    for policy, kept in ((DuplicatePolicy.SKIP, "first"), (DuplicatePolicy.OVERWRITE, "second")):
+        store.write_documents(twice, policy)
+        assert [d.content for d in store.filter_documents() if d.id == "twice"] == [kept]
+
+
 def test_policies_of_filters(store):
     merging = HybridIndexEmbeddingRetriever(store, filters=field("meta.lang", "==", "de"), filter_policy="merge")
     found = merging.run(vectors()[0].tolist(), filters=field("meta.year", ">", 2005))["documents"]

@@ -27,7 +27,15 @@ FOLDERS = ("hybridindex", "router", "partitioner", "profiler", "migrations", "te
 PRODUCT = FOLDERS[:5]
 SOURCE = r"\.(?:py|cpp|h|sh|js|css|html|toml|yml|yaml|md|svg|png|json|txt)"
 #: Files that our programs write, and the pattern of a name.
-NOT_OURS = {"daemon.json", "checksums.json", "manifest.json", "rabitq.json", "attributes.json", "NNNN_what_changed.py"}
+NOT_OURS = {
+    "daemon.json",
+    "checksums.json",
+    "manifest.json",
+    "rabitq.json",
+    "attributes.json",
+    "snapshot.json",
+    "NNNN_what_changed.py",
+}
 #: A logger and a span of traces.
 NOT_MODULES = {"hybridindex.audit", "hybridindex.queue"}
 #: Names that the text forbids, or says to be gone, and those of other programs.

@@ -190,7 +190,7 @@ def _refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
     sources = {name: ctx.get_parameter_source(name) for name in names}
     given = [f"--{name.replace('_', '-')}" for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
     if given:
-        raise InvalidInputError(f"--remove makes no codes, and {' and '.join(given)} would say which; give one of them")
+        raise InvalidInputError(f"--remove takes away, and {' and '.join(given)} is of what is made; give one of them")
 
 
 def _say_snapshot(done: Snapshot, *, as_json: bool) -> None:

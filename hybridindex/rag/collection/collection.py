@@ -441,7 +441,10 @@ class Collection:
                 raise InvalidInputError("a filter and where are both given; expected one of them")
             where = where_of(condition, self.columns)
         opened = self._opened(required=False)
-        queries = np.atleast_2d(np.asarray(vectors, dtype=np.float32))
+        try:
+            queries = np.atleast_2d(np.asarray(vectors, dtype=np.float32))
+        except (ValueError, TypeError) as error:
+            raise InvalidInputError(f"vectors are no numbers: {error}") from None
         if opened is None:
             return [[] for _ in queries]
         index, store = opened
@@ -449,7 +452,9 @@ class Collection:
         if keys is not None or ids is not None:
             allowed = [] if keys is None else list(store.ids_of(keys).values())
             options["allow_ids"] = np.array([*allowed, *(ids or ())], dtype=np.int64)
-        most = min(k, _MOST_K, max(1, index.n_live))
+        if k > _MOST_K and index.n_live > _MOST_K:
+            raise InvalidInputError(f"k is {k}; expected 1..{_MOST_K}, where there are more items")
+        most = min(k, _MOST_K)
         searching, nprobe = self._searching(nprobe or self._nprobe)
         found = searching.search(queries, most, nprobe, **options)
         items = store.items(found.ids[found.ids >= 0].tolist())

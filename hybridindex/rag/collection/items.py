@@ -7,7 +7,8 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -169,9 +170,12 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of what JSON has no word for: times as ISO 8601, sets as lists, numpy's numbers as numbers."""
-    if isinstance(value, datetime | date):
+    """Of what JSON has no word for: times as ISO 8601, decimals as numbers, sets as lists, numpy's numbers as
+    numbers."""
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, Decimal) and value.is_finite():
+        return float(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
     if hasattr(value, "item") and not isinstance(found := value.item(), type(value)):

@@ -12,11 +12,12 @@ from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.rag.collection.items import metadata_json
 from hybridindex.rag.documents import MAX_TEXT
 from hybridindex.rag.ingest.sources import GivenText, Source
 from hybridindex.rag.ingest.texts import TextFile, split_words
 
-__all__ = ["Chunk", "Reading", "read_chunks"]
+__all__ = ["Chunk", "Reading", "check_name", "read_chunks"]
 
 #: Words of a chunk of what is one long text, where nothing else is said.
 _WORDS = 200
@@ -64,6 +65,14 @@ class Chunk:
         """Of all that an index keeps of it."""
         said = json.dumps([self.text, self.source, self.metadata], sort_keys=True, default=str)
         return hashlib.blake2b(said.encode(), digest_size=16).digest()
+
+
+def check_name(source: Source | GivenText) -> None:
+    """Raises InvalidInputError: the name cannot be kept."""
+    try:
+        source.name.encode()
+    except UnicodeError:
+        raise InvalidInputError(f"{source.name!r} has a name that is no UTF-8; expected another one") from None
 
 
 def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
@@ -147,10 +156,20 @@ def _rows(source: Source) -> Iterator[tuple[str, str, int | None, dict[str, Any]
                         raise InvalidInputError(f"{source.path}, row {at}: source is {label!r}; expected a string")
                     if given is not None and (not isinstance(given, int) or not 0 <= given < 1 << 63):
                         raise InvalidInputError(f"{source.path}, row {at}: id is {given!r}; expected 0 or more")
-                    yield text.strip(), label, given, {name: value for name, value in row.items() if value is not None}
+                    metadata = {name: value for name, value in row.items() if value is not None}
+                    yield text.strip(), label, given, _as_json(source, at, metadata)
                     at += 1
         except pa.ArrowException as error:
             raise InvalidInputError(f"{source.path} cannot be read as Parquet: {error}") from error
+
+
+def _as_json(source: Source, at: int, metadata: dict[str, Any]) -> dict[str, Any]:
+    """As they are kept, so that an index takes the same whether it is built or changed."""
+    try:
+        kept: dict[str, Any] = json.loads(metadata_json(metadata))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{source.path}, row {at}: {error}") from error
+    return kept
 
 
 def _of_pages(source: Source, words: int) -> Iterator[Chunk]:

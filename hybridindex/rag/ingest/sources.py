@@ -126,13 +126,15 @@ def find_sources(named: Sequence[Path], *, known: Iterable[str] = ()) -> list[So
                         found.setdefault(path, Source(path=path, root=root, kind=kind))
                 continue
             kind = ENDINGS.get(root.suffix.lower())
+            if not filesystem.exists(root) and any(Path(name).is_relative_to(root) for name in before):
+                continue
             if kind is None:
                 raise InvalidInputError(
                     f"texts {str(each)!r} has no known ending; expected a folder, or one of {', '.join(ENDINGS)}"
                 )
             if filesystem.is_file(root):
                 found[root] = Source(path=root, root=root, kind=kind)
-            elif not any(name == str(root) for name in before):
+            else:
                 raise InvalidInputError(f"texts {str(each)!r} cannot be read: there is no such file or folder")
         except FileError as error:
             raise InvalidInputError(f"texts {str(each)!r} cannot be read: {error}") from error

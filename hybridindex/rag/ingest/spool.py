@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hybridindex import filesystem
 from hybridindex.errors import DuplicateIdError, FileError, InvalidInputError
 from hybridindex.rag.collection import SourceFacts
 from hybridindex.rag.documents import Document
-from hybridindex.rag.ingest.readers import Reading, read_chunks
+from hybridindex.rag.ingest.readers import Reading, check_name, read_chunks
 from hybridindex.rag.ingest.sources import Source
-from hybridindex.types import I64
 
 __all__ = ["Spool"]
 
@@ -67,12 +64,13 @@ class Spool:
         """
         facts: dict[str, SourceFacts] = {}
         failed: dict[str, str] = {}
-        ids: list[int] = []
-        n = 0
+        owners: dict[int, tuple[str, int]] = {}
+        n = n_fresh = 0
         with filesystem.open_for_writing(path) as file:
             for source in sources:
                 own = list[int | None]()
                 try:
+                    check_name(source)
                     size, mtime = source.size_and_time()
                     digest = source.digest()
                     for chunk in read_chunks(source, reading):
@@ -80,37 +78,48 @@ class Spool:
                             chunk.id, chunk.text, chunk.source, chunk.continues, source.name, chunk.digest().hex(),
                             chunk.metadata,
                         ]  # fmt: skip
-                        file.write(json.dumps(said, default=str).encode() + b"\n")
+                        file.write(json.dumps(said).encode() + b"\n")
+                        _claim(chunk.id, source.name, len(own), owners)
                         own.append(chunk.id)
                 except (InvalidInputError, FileError) as error:
                     if source.is_named:
                         raise
                     failed[source.name] = str(error)
+                    owners = {row: whose for row, whose in owners.items() if whose[0] != source.name}
                     continue
                 n += len(own)
-                ids += [each for each in own if each is not None]
+                n_fresh += own.count(None)
                 facts[source.name] = (str(source.root), size, mtime, digest, reading.said(source))
         if not n and failed:
             raise InvalidInputError(f"no text can be read: {next(iter(failed.values()))}")
         if not n:
             raise InvalidInputError(f"{_names(sources)} holds no text; expected one or more")
-        given = np.array(ids, dtype=np.int64)
-        _refuse_twice(given, sources)
-        return cls(path, n, int(given.max(initial=-1)) + 1, frozenset(failed)), facts, failed
+        first = max(owners, default=-1) + 1
+        if first + n_fresh > 1 << 63:
+            raise InvalidInputError(
+                f"{owners[first - 1][0]} has id {first - 1}; no numbers above it are left for the {n_fresh} passages "
+                "without ids"
+            )
+        return cls(path, n, first, frozenset(failed)), facts, failed
 
 
 def _document(said: tuple[int, str, str, _About], successor: int | None) -> Document:
     return Document(id=said[0], text=said[1], source=said[2], successor=successor)
 
 
-def _refuse_twice(ids: I64, sources: list[Source]) -> None:
-    values, counts = np.unique(ids, return_counts=True)
-    if len(values) < len(ids):
-        repeated = values[counts > 1][0]
-        rows = np.flatnonzero(ids == repeated)[:2].tolist()
-        raise DuplicateIdError(
-            f"{_names(sources)} has id {repeated} in texts {rows[0]} and {rows[1]} (from 0); expected once"
-        )
+def _claim(row: int | None, name: str, at: int, owners: dict[int, tuple[str, int]]) -> None:
+    """``owners``: the source that gave each id, and to which of its texts.
+
+    Raises:
+        DuplicateIdError: the id was given before.
+    """
+    if row is None:
+        return
+    other, before = owners.setdefault(row, (name, at))
+    if other != name:
+        raise DuplicateIdError(f"{name} has id {row}, which {other} has; expected once")
+    if before != at:
+        raise DuplicateIdError(f"{name} has id {row} in texts {before} and {at} (from 0); expected once")
 
 
 def _names(sources: list[Source]) -> str:

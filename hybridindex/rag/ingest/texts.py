@@ -60,7 +60,7 @@ class TextFile:
         read = self._from_json if self.path.suffix.lower() == ".jsonl" else _from_line
         with_ids: bool | None = None
         try:
-            with filesystem.open_text(self.path, newline="\n") as file:
+            with filesystem.open_text(self.path, encoding="utf-8-sig", newline="\n") as file:
                 for number in range(1, 1 << 62):
                     line = file.readline(_MAX_LINE)
                     if not line:

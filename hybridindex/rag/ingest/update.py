@@ -2,7 +2,7 @@
 
 A source with the same size and time of change, or the same bytes, is not read. Of one that changed, chunks that are as
 they were keep their rows. A source is noted when all of its chunks are written; so a run that was broken off is
-continued by the next one, which finds the chunks that are there.
+continued by the next one, which finds the chunks that are there; what is written of it in part is noted as unread.
 
 Texts that come by themselves are sources, too. All of a call are embedded before anything changes, and are written
 together.
@@ -25,7 +25,7 @@ from hybridindex.rag.collection import Collection, Item, Noted, SourceFacts
 from hybridindex.rag.collection.items import column_values
 from hybridindex.rag.documents import Document
 from hybridindex.rag.ingest.batches import embedded
-from hybridindex.rag.ingest.readers import Chunk, Reading, read_chunks
+from hybridindex.rag.ingest.readers import Chunk, Reading, check_name, read_chunks
 from hybridindex.rag.ingest.sources import GivenText, Source
 from hybridindex.rag.retriever import Embedder
 
@@ -33,6 +33,10 @@ __all__ = ["Outcome", "put_texts", "remove_texts", "update"]
 
 #: Chunks that are embedded and written at a time.
 _BATCH = 512
+#: Size and time of a source that has to be read, whatever they are; and of one that never was written to its end.
+_UNREAD, _NEVER_WHOLE = (-1, 0), (-1, -1)
+#: Kinds of files that may give ids.
+_WITH_IDS = ("jsonl", "parquet")
 Progress = Callable[[str, int, int | None], None]
 #: From a source to its chunks.
 Read = Callable[[GivenText, Reading], Iterable[Chunk]]
@@ -82,7 +86,9 @@ def update(
             if root and name not in there and any(Path(name).is_relative_to(each) for each in below)
         ]
         made = _Update(collection, embedder, checksum=checksum)
-        return made.run([(source, reading) for source in sources], known, gone, progress)
+        # First those that may give ids: numbers of the others are above them.
+        ordered = sorted(sources, key=lambda source: source.kind not in _WITH_IDS)
+        return made.run([(source, reading) for source in ordered], known, gone, progress)
 
 
 def put_texts(
@@ -198,6 +204,11 @@ class _Update:
         self._moved: dict[int, int] = {}
         self._written: set[int] = set()
         self._before: dict[int, int] = {}
+        #: Ids that sources of this run gave to chunks that are new -> which source; and sources that go.
+        self._claimed: dict[int, str] = {}
+        self._leaving: frozenset[str] = frozenset()
+        #: The source that is being read, and what is noted of it where it is written in part.
+        self._under_way: tuple[str, SourceFacts] | None = None
 
     def run(
         self,
@@ -206,6 +217,7 @@ class _Update:
         gone: Sequence[str],
         progress: Progress,
     ) -> Outcome:
+        self._leaving = frozenset(gone)
         for number, (source, reading) in enumerate(sources):
             progress("sources", number, len(sources))
             try:
@@ -225,6 +237,7 @@ class _Update:
 
     def _look(self, source: Source | GivenText, reading: Reading, before: SourceFacts | None) -> None:
         with _reading():
+            check_name(source)
             size, mtime = source.size_and_time()
         said = reading.said(source)
         same = before is not None and before[4] == said
@@ -238,10 +251,12 @@ class _Update:
             self._outcome.sources["unchanged"] += 1
             self._done.append(_Done(source.name, facts, [], {}))
             return
-        self._read(source, reading, facts)
-        self._outcome.sources["added" if before is None else "changed"] += 1
+        is_new = before is None or before[1:3] == _NEVER_WHOLE
+        self._read(source, reading, facts, (facts[0], *(_NEVER_WHOLE if is_new else _UNREAD), "", said))
+        self._outcome.sources["added" if is_new else "changed"] += 1
 
-    def _read(self, source: Source | GivenText, reading: Reading, facts: SourceFacts) -> None:
+    def _read(self, source: Source | GivenText, reading: Reading, facts: SourceFacts, in_part: SourceFacts) -> None:
+        """``in_part``: what is noted while a part of it is written."""
         rows: dict[bytes, list[int]] = defaultdict(list)
         successors: dict[int, int | None] = {}
         for row, digest, successor in reversed(self._store.digests_of(source.name)):
@@ -254,6 +269,7 @@ class _Update:
         placed = ((chunk, digest, self._row_of(chunk, digest, rows)) for chunk, digest in stream)
         counts = self._outcome.chunks
         before = {name: counts[name] for name in ("added", "unchanged")}
+        self._under_way = source.name, in_part
         try:
             self._take(source, placed, successors, kept, relinked)
         except _UnreadableError:
@@ -262,7 +278,10 @@ class _Update:
             self._items = [item for item in self._items if item.ref != source.name]
             new = {self._moved.get(row, row) for row in kept - set(successors)}
             self._collection.delete(sorted(new & self._written))
+            self._claimed = {row: name for row, name in self._claimed.items() if name != source.name}
             raise
+        finally:
+            self._under_way = None
         gone = sorted(row for row in successors if row not in kept)
         self._done.append(_Done(source.name, facts, gone, relinked))
 
@@ -277,8 +296,11 @@ class _Update:
         """Holds chunks that are new, and finds out what else changes."""
         for (chunk, digest, (row, is_new)), following in itertools.zip_longest(*_with_next(placed)):
             successor = following[2][0] if following is not None and following[0].continues else None
-            if row in kept:
-                raise DuplicateIdError(f"{source.name} has id {row} twice; expected once")
+            with _reading():
+                if row in kept:
+                    raise DuplicateIdError(f"{source.name} has id {row} twice; expected once")
+                if is_new and chunk.id is not None:
+                    self._refuse_others_row(source.name, row)
             kept.add(row)
             if not is_new:
                 self._outcome.chunks["unchanged"] += 1
@@ -307,7 +329,7 @@ class _Update:
             return same.pop(), False
         row = next(self._reserved, None)
         if row is None:
-            first = self._collection.next_id()
+            first = self._first_number()
             if self._most is None:
                 # Chunks name the next one, which may be written with the next batch.
                 self._store.reserve_ids(first, _BATCH)
@@ -317,6 +339,13 @@ class _Update:
             row = next(self._reserved)
         self._given_out.add(row)
         return row, True
+
+    def _first_number(self) -> int:
+        """Of those that nobody has, and no chunk that is not written yet."""
+        first = max(self._collection.next_id(), max(self._claimed, default=-1) + 1)
+        if first + _BATCH > 1 << 63:
+            raise InvalidInputError(f"the largest id that a text has is {first - 1}; no number above it is left")
+        return first
 
     def _check_metadata(self, source: Source | GivenText, chunk: Chunk) -> None:
         """What is wrong with them is wrong with their source."""
@@ -338,17 +367,18 @@ class _Update:
             )
         vectors = None
         if self._items:
-            self._refuse_others_rows()
             passages = (Document(id=item.id or 0, text=item.text) for item in self._items)
             vectors = np.concatenate([batch for batch, _ in embedded(passages, self._embedder)])
         with self._numbering:
             if self._first is not None:
                 self._renumber(self._collection.next_id() - self._first)
-            gone = [row for done in self._done for row in done.gone]
+            here = {item.id for item in self._items}
+            # But for those that another source has now.
+            gone = [row for done in self._done for row in done.gone if row not in here]
             links = {row: following for done in self._done for row, following in done.successors.items()}
             if self._most is None:
                 links |= self._avoid_others_rows()
-            noted = Noted(successors=links, sources={done.name: done.facts for done in self._done})
+            noted = Noted(successors=links, sources=self._facts())
             if self._items:
                 self._collection.put(self._items, vectors, gone=gone, noted=noted)
                 self._outcome.chunks["removed"] += len(gone)
@@ -395,15 +425,31 @@ class _Update:
         }
         return links
 
-    def _refuse_others_rows(self) -> None:
-        """Ids that files give must be theirs alone."""
-        there = self._store.items([item.id for item in self._items if item.id is not None])
-        for item in self._items:
-            other = there.get(item.id or 0)
-            if other is not None and other.ref != item.ref:
-                raise DuplicateIdError(
-                    f"{item.ref} has id {item.id}, which {other.ref or 'another text'} has; expected once"
-                )
+    def _facts(self) -> dict[str, SourceFacts | None]:
+        """Of sources that end with this batch, and of the one of which it has a part."""
+        facts = {done.name: done.facts for done in self._done}
+        if (
+            self._most is None
+            and self._under_way is not None
+            and any(item.ref == self._under_way[0] for item in self._items)
+        ):
+            facts[self._under_way[0]] = self._under_way[1]
+        return facts
+
+    def _refuse_others_row(self, name: str, row: int) -> None:
+        """An id that a file gives must be its alone.
+
+        Raises:
+            DuplicateIdError: another source has it, and keeps it.
+        """
+        there = self._store.items([row]).get(row)
+        is_leaving = there is None or there.ref in self._leaving or any(row in done.gone for done in self._done)
+        other = self._claimed.get(row, "" if row in self._given_out else None)
+        if other is None and there is not None and there.ref != name and not is_leaving:
+            other = there.ref
+        if other is not None and other != name:
+            raise DuplicateIdError(f"{name} has id {row}, which {other or 'another text'} has; expected once")
+        self._claimed[row] = name
 
 
 def _with_next(stream: Iterator[_Placed]) -> tuple[Iterator[_Placed], Iterator[_Placed]]:

@@ -339,3 +339,14 @@ def test_texts_that_are_damaged_are_not_restored(path, tmp_path):
     with pytest.raises((CorruptIndexError, BuildError)):
         hx.restore(made, tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_searches_with_too_many_neighbours_or_no_numbers(path, monkeypatch):
+    with Collection(path) as collection:
+        assert len(found(collection, 0, k=5000)) == 5
+        with pytest.raises(InvalidInputError, match="vectors are no numbers"):
+            collection.search(["a"] * DIM, 1)
+        monkeypatch.setattr("hybridindex.rag.collection.collection._MOST_K", 4)
+        assert len(found(collection, 0, k=4)) == 4
+        with pytest.raises(InvalidInputError, match=r"k is 5; expected 1\.\.4, where there are more"):
+            collection.search(vectors_of(["x"]), 5)

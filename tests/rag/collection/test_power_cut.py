@@ -110,7 +110,7 @@ def test_a_change_of_texts_is_there_or_not(tmp_path, monkeypatch, name):
 
 def test_an_ingest_is_ended_by_the_next(tmp_path, monkeypatch):
     path, texts = tmp_path / "idx", tmp_path / "texts"
-    monkeypatch.setattr(update, "_BATCH", 4)
+    monkeypatch.setattr(update, "_BATCH", 3)
     write_texts(texts, 0)
     with Collection(path, columns=COLUMNS) as collection:
         collection.create(DIM)

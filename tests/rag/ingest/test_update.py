@@ -330,3 +330,138 @@ def test_no_number_is_left(run, folder, tmp_path):
     (folder / "new.txt").write_text("words that are new")
     with pytest.raises(InvalidInputError, match="no number above it is left"):
         run(folder)
+
+
+# What was written in part, and is not as it was
+
+
+def lines(n, word, *, ids=True):
+    return "".join(json.dumps({"text": f"{word} {i}"} | ({"id": i} if ids else {})) + "\n" for i in range(n))
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_file_that_was_read_in_part_and_is_as_before_again(run, tmp_path, texts, ids):
+    (tmp_path / "f").mkdir()
+    file = tmp_path / "f" / "a.jsonl"
+    file.write_text(lines(700, "old", ids=ids))
+    run(tmp_path / "f", words=None)
+    before = sorted(texts().values())
+    file.write_text(lines(700, "new", ids=ids) + "{broken\n")
+    assert counts(run(tmp_path / "f", words=None)) == ({"failed": 1}, {})
+    file.write_text(lines(700, "old", ids=ids))
+    run(tmp_path / "f", words=None)
+    assert sorted(texts().values()) == before
+
+
+@pytest.mark.parametrize("then", ["as before", "gone"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_run_that_was_broken_off_leaves_nothing_behind(run, tmp_path, texts, embedder, is_new, then):
+    (tmp_path / "f").mkdir()
+    file, other = tmp_path / "f" / "b.jsonl", tmp_path / "f" / "a.jsonl"
+    other.write_text(lines(3, "other", ids=False))
+    if not is_new:
+        file.write_text(lines(700, "old", ids=False))
+    run(tmp_path / "f", words=None)
+    before = sorted(texts().values())
+    file.write_text(lines(1300, "new", ids=False))
+    embedder.left = 600
+    with pytest.raises(EmbeddingError):
+        run(tmp_path / "f", words=None)
+    assert len(texts()) > len(before)
+    embedder.left = None
+    if then == "gone" or is_new:
+        file.unlink()
+        before = sorted(f"other {i}" for i in range(3))
+    else:
+        file.write_text(lines(700, "old", ids=False))
+    run(tmp_path / "f", words=None)
+    assert sorted(texts().values()) == before
+    assert counts(run(tmp_path / "f", words=None))[0] == {"unchanged": 1 + (then == "as before" and not is_new)}
+
+
+# Ids of several files
+
+
+def test_ids_move_with_their_texts_from_file_to_file(run, tmp_path, texts):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"id": 1, "text": "one"}\n{"id": 2, "text": "two"}\n')
+    run(folder, words=None)
+    (folder / "a.jsonl").rename(folder / "b.jsonl")
+    assert counts(run(folder, words=None))[0] == {"added": 1, "removed": 1}
+    assert texts() == {1: "one", 2: "two"}
+    (folder / "b.jsonl").write_text('{"id": 1, "text": "one"}\n')
+    (folder / "c.jsonl").write_text('{"id": 2, "text": "two"}\n{"id": 3, "text": "three"}\n')
+    assert counts(run(folder, words=None))[0] == {"added": 1, "changed": 1}
+    assert texts() == {1: "one", 2: "two", 3: "three"}
+    # Into a file that comes before: only when the other has let go.
+    (folder / "c.jsonl").write_text('{"id": 3, "text": "three"}\n')
+    (folder / "a.jsonl").write_text('{"id": 2, "text": "two"}\n')
+    done = run(folder, words=None)
+    assert counts(done)[0] == {"changed": 1, "failed": 1, "unchanged": 1}
+    assert "has id 2, which" in next(iter(done.failed.values()))
+    assert counts(run(folder, words=None))[0] == {"added": 1, "unchanged": 2}
+    assert texts() == {1: "one", 2: "two", 3: "three"}
+
+
+def test_a_file_with_ids_that_are_taken_is_left_out_and_the_others_are_read(run, tmp_path, texts):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.md").write_text("of a number")
+    run(folder, words=None)
+    (first,) = texts()
+    (folder / "b.md").write_text("of another number")
+    (folder / "c.jsonl").write_text('{"id": 10, "text": "one"}\n{"id": 12, "text": "two"}\n')
+    (folder / "d.jsonl").write_text('{"id": 5, "text": "five"}\n{"id": 5, "text": "again"}\n')
+    (folder / "e.jsonl").write_text('{"id": 12, "text": "more"}\n')
+    (folder / "f.jsonl").write_text(json.dumps({"id": first, "text": "none"}))
+    done = run(folder, words=None)
+    assert counts(done)[0] == {"added": 2, "failed": 3, "unchanged": 1}
+    assert [name.rpartition("/")[2] for name in done.failed] == ["d.jsonl", "e.jsonl", "f.jsonl"]
+    assert set(texts().values()) == {"of a number", "of another number", "one", "two"}
+    assert {row: text for row, text in texts().items() if text != "of another number"} == {
+        first: "of a number", 10: "one", 12: "two",
+    }  # fmt: skip
+
+
+def test_names_that_are_no_utf_8_are_left_out(run, folder):
+    (folder / os.fsdecode(b"\xff.md")).write_text("words")
+    done = run(folder)
+    assert counts(done)[0] == {"added": 3, "failed": 1}
+    assert "no UTF-8" in next(iter(done.failed.values()))
+
+
+def test_a_folder_that_is_gone_takes_its_texts_along(run, folder, tmp_path, texts):
+    run(folder)
+    folder.rename(tmp_path / "elsewhere")
+    assert counts(run(folder))[0] == {"removed": 3}
+    assert texts() == {}
+    with pytest.raises(InvalidInputError, match=r"no such file or folder|no known ending"):
+        run(folder)
+
+
+def test_parquet_is_kept_as_json_says_it(run, tmp_path):
+    import datetime
+    from decimal import Decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "f"
+    folder.mkdir()
+    columns = {"text": ["a", "b"], "price": [Decimal("1.5"), None], "when": [datetime.datetime(2020, 1, 2, 3, 4)] * 2}
+    pq.write_table(pa.table(columns), folder / "p.parquet")
+    pq.write_table(pa.table({"text": ["x"], "raw": [b"\xff"]}), folder / "q.parquet")
+    done = run(folder, words=None)
+    assert counts(done)[0] == {"added": 1, "failed": 1}
+    assert "q.parquet, row 0: metadata 'raw' is bytes, not JSON" in next(iter(done.failed.values()))
+    with Collection(tmp_path / "idx") as collection:
+        found = {item.text: item.metadata for item in collection.items()}
+    assert found == {"a": {"price": 1.5, "when": "2020-01-02T03:04:00"}, "b": {"when": "2020-01-02T03:04:00"}}
+
+
+def test_a_mark_of_the_order_of_bytes_is_no_text(run, tmp_path, texts):
+    (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbftwo\nthree\n")
+    run(tmp_path / "x.jsonl", tmp_path / "x.txt", words=None)
+    assert set(texts().values()) == {"one", "two", "three"}
