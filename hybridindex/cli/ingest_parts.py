@@ -24,6 +24,7 @@ from hybridindex.config import parse_bytes
 from hybridindex.errors import DocumentStoreError, FileError, InvalidInputError
 from hybridindex.index import read_manifest
 from hybridindex.index.filters.write_attributes import write_attributes
+from hybridindex.index.log.change_log import lineage
 from hybridindex.index.opening import open_generation
 from hybridindex.index.storage.beside import generation_file, lead_to, share
 from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
@@ -159,7 +160,7 @@ def _build(
                 write_documents(
                     folder / DOCUMENTS_FILE,
                     read,
-                    index_fingerprint=new.fingerprint,
+                    index_fingerprint=lineage(new.manifest),
                     embedder=name,
                     dim=new.dim,
                     mean=mean,
@@ -277,6 +278,9 @@ def _update(
             collection, sources, texts, embedder, passages.reading, checksum=passages.checksum, progress=progress
         )
         _say_unread(done.failed)
+        for each in texts:
+            if not filesystem.exists(each.expanduser()):
+                err.print(f"{each} is gone; what was below it is removed", highlight=False, markup=False)
         opened = collection.index
         return {
             "path": index,
@@ -301,7 +305,16 @@ class _Rows:
         self._target = target
 
     def upsert(self, vectors: Any, ids: Any, attributes: Any = None) -> int:
-        return self._target.add(vectors, ids, attributes, replace=True)
+        most = self._target.most_rows
+        return sum(
+            self._target.add(
+                vectors[at : at + most],
+                ids[at : at + most],
+                None if attributes is None else attributes.slice(at, most),
+                replace=True,
+            )
+            for at in range(0, len(vectors), most)
+        )
 
     def delete(self, ids: Any = None) -> int:
         return self._target.delete(np.asarray(ids, dtype=np.int64), None)

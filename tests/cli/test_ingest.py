@@ -472,3 +472,39 @@ def test_a_rebuild_that_fails_leaves_the_index_with_its_texts(cli, double, tmp_p
     again = cli("ingest", tmp_path / "a.jsonl", index, *words, "--rebuild", "--attributes", "year=int")
     assert again.json["attributes"] == {"year": "int"}
     assert ids_where(index, "year = 2021") == [1]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_rebuild_of_what_was_there_at_first_has_texts_of_its_own(cli, double, tmp_path, monkeypatch, breaks):
+    folder, index = tmp_path / "texts", tmp_path / "idx"
+    folder.mkdir()
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    for number, topic in enumerate(("planet", "comet", "moon")):
+        (folder / f"{number}.md").write_text(f"a {topic}")
+    assert cli("ingest", folder, index, *words).code == 0
+    first = passages_of(cli, double, index, k=9)
+    (folder / "0.md").write_text("a star")
+    (folder / "3.md").write_text("a galaxy")
+    assert cli("ingest", folder, index, *words).code == 0
+    (folder / "0.md").write_text("a planet")
+    (folder / "3.md").unlink()
+    if breaks:
+
+        def end(*_args):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as failing:
+            failing.setattr("hybridindex.index.storage.generation.point", end)
+            assert cli("ingest", folder, index, *words, "--rebuild").code != 0
+        assert cli("ingest", folder, index, *words).json["sources"]["changed"] == 1
+    else:
+        assert cli("ingest", folder, index, *words, "--rebuild").code == 0
+    assert sorted(passages_of(cli, double, index, k=9)) == sorted(first)
+    assert cli("ingest", folder, index, *words).json["sources"] == {
+        "added": 0, "changed": 0, "removed": 0, "unchanged": 3, "failed": 0,
+    }  # fmt: skip
+    with hx.open(index) as opened:
+        assert opened.n_live == 3
+        opened.delete([1])
+        opened.compact()
+    assert len(passages_of(cli, double, index, k=9)) == 2

@@ -45,10 +45,11 @@ _COMPARE = {
 
 
 #: Names of sqlglot's tokens: what joins values, and what are some; other values are words.
-_JOINING = {*_COMPARE, "COMMA", "DOT", "AND", "OR", "NOT", "IN", "IS", "LIKE", "ILIKE", "BETWEEN"}
+_JOINING = {*_COMPARE, "COMMA", "DOT", "ALIAS", "DCOLON", "AND", "OR", "NOT", "IN", "IS", "LIKE", "ILIKE", "BETWEEN"}
+_SIGNS = {"DASH", "PLUS"}
 _LITERALS, _NAMES = {"STRING", "NUMBER"}, {"VAR", "IDENTIFIER"}
 #: Words behind which a parenthesis opens.
-_CALLED = {"any", "array_contains"}
+_CALLED = {"any", "array_contains", "array_has", "cast"}
 
 
 def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
@@ -93,7 +94,7 @@ def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
 
 def _check_order(text: str, tokens: Sequence[Any]) -> None:
     """Raises InvalidInputError: there is a sign that no condition has, or two values with nothing between them."""
-    if not tokens or any(token.token_type.name == "SEMICOLON" for token in tokens):
+    if not tokens or any(token.token_type.name == "SEMICOLON" for token in tokens[:-1]):
         raise _refused(text, "one condition")
     #: Where the last token begins, what it is if it is a word, and whether it ends a value.
     start, word, has_ended = 0, "", False
@@ -107,7 +108,7 @@ def _check_order(text: str, tokens: Sequence[Any]) -> None:
         elif kind == "L_PAREN":
             fits = not has_ended or before in _CALLED
         else:
-            fits = kind in _JOINING or kind == "R_PAREN" or (kind == "DASH" and not has_ended)
+            fits = kind in _JOINING or kind in ("R_PAREN", "SEMICOLON") or (kind in _SIGNS and not has_ended)
         if not fits:
             raise _refused(text[start:], _EXPECTED)
         start, has_ended = token.start, kind in _LITERALS or word != "" or kind == "R_PAREN"
@@ -350,9 +351,11 @@ class _Condition:
 def _regex(pattern: str) -> str:
     """A pattern of LIKE for RE2: Arrow's own takes a backslash in one way or another, by where it stands."""
     parts = re.findall(r"\\[%_\\]|[\s\S]", pattern)
-    first, last = parts[:1] == ["%"], parts[1:] and parts[-1] == "%"
+    # What is found anywhere is found fast where it is a text, and slowly where it is any so many characters.
+    bare = "_" not in parts
+    first, last = bare and parts[:1] == ["%"], bare and len(parts) > 1 and parts[-1] == "%"
     of = {"%": ".*", "_": "."}
-    said = [of.get(part) or re.escape(part[-1]) for part in parts[first : len(parts) - bool(last)]]
+    said = [of.get(part) or re.escape(part[-1]) for part in parts[first : len(parts) - last]]
     return "(?s)" + "^" * (not first) + "".join(said) + "$" * (not last)
 
 

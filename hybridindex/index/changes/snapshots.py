@@ -27,7 +27,7 @@ from hybridindex.errors import (
 from hybridindex.index.log.change_log import CHANGE_LOG, log_file
 from hybridindex.index.opening import verify
 from hybridindex.index.storage.beside import copy_shared, shared_stands_still
-from hybridindex.index.storage.checksums import digest_bytes, digest_file
+from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
@@ -129,7 +129,7 @@ def _written(
                     nbytes = copy_shared(folder, to / folder.name, is_still=is_still)
                 beside(path, to)
                 if not is_still:
-                    _note(to, folder.name)
+                    _note(to, folder.name, done.number)
                 filesystem.remove_folder(to / _BEING_WRITTEN)
                 # Last: it is what makes a directory an index.
                 point(to, CURRENT_FILE, folder.name)
@@ -191,20 +191,20 @@ def _refuse_taken(to: Path, entries: Sequence[Path]) -> None:
     raise InvalidInputError(f"path {str(to)!r} holds {what}; expected a new directory")
 
 
-def _note(to: Path, generation: str) -> None:
-    """Notes what the files of a generation are."""
+def _note(to: Path, generation: str, number: int) -> None:
+    """Notes what the files of a generation are, and the ``number`` of the last change."""
     files = {}
     for file in filesystem.list_folder(to / generation):
-        if not filesystem.is_link(file):
+        if not filesystem.is_link(file) and file.name != CHANGE_LOG:
             size = filesystem.stat(file).st_size
             files[file.name] = [size, digest_file(file) if size <= _MOST_NOTED else None]
-    content = {"generation": generation, "files": files}
+    content = {"generation": generation, "number": number, "files": files}
     filesystem.replace_file(to / _NOTE_FILE, render_signed(_FORMAT, _VERSION, content))
 
 
 def _check_note(path: Path) -> None:
-    """Raises CorruptIndexError: the files of a snapshot are not what they were. The log may have become longer: a
-    snapshot is an index, and takes changes."""
+    """Raises CorruptIndexError: the files of a snapshot are not what they were. The log may say more: a snapshot is an
+    index, and takes changes."""
     try:
         raw = filesystem.read_bytes(path / _NOTE_FILE)
     except MissingFileError:
@@ -216,10 +216,7 @@ def _check_note(path: Path) -> None:
     for name, (size, digest) in said["files"].items():
         try:
             found = filesystem.stat(folder / name).st_size
-            if name == CHANGE_LOG and digest is not None:
-                is_same = digest_bytes(filesystem.read_bytes(folder / name)[:size]) == digest
-            else:
-                is_same = found == size and (digest is None or digest_file(folder / name) == digest)
+            is_same = found == size and (digest is None or digest_file(folder / name) == digest)
         except MissingFileError:
             is_same = False
         if not is_same:
@@ -227,6 +224,10 @@ def _check_note(path: Path) -> None:
                 f"{folder / name} is not what the snapshot had: it is damaged, or the snapshot was changed since as an "
                 "index, of which a new snapshot can be taken"
             )
+    manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
+    number = log_file(folder, manifest).read().place.number
+    if number < said["number"]:
+        raise CorruptIndexError(f"{folder / CHANGE_LOG} ends with change {number}; the snapshot had {said['number']}")
 
 
 def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> Snapshot:

@@ -105,8 +105,9 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
                 )
         if not len(given):
             return None, given
+        change = _change(index.rows, no_ids(), rows, given)
         state.added.largest_id = max(state.added.largest_id, int(given.max()))
-        return _change(index.rows, no_ids(), rows, given), given
+        return change, given
 
     ids_named = () if rows.ids is None else rows.ids.tolist()
     return _commit(index.rows, resolve, ids_named, sync=sync, n=len(rows.lists), coming=coming)
@@ -130,8 +131,9 @@ def _upsert(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> int:
 
     def resolve(state: LiveState) -> tuple[Change | None, int]:
         there = given[_is_there(state, _numbers(index.rows), given)]
+        change = _change(index.rows, there, rows, given) if len(given) else None
         state.added.largest_id = max(state.added.largest_id, int(given.max(initial=-1)))
-        return _change(index.rows, there, rows, given) if len(given) else None, len(there)
+        return change, len(there)
 
     return _commit(index.rows, resolve, given.tolist(), sync=sync, n=len(given), coming=coming)
 

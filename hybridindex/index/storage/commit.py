@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.index.storage.checksums import digest_file
-from hybridindex.index.storage.generation import GenerationWriter, OutFile, versions
+from hybridindex.errors import FileError, IndexFormatError
+from hybridindex.index.storage.checksums import digest_bytes, digest_file
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, other_generations, versions
 from hybridindex.index.storage.list_digests import digest_lists, list_spans, render_digests
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
     LISTS_FILE,
+    MANIFEST_FILE,
     MODEL_FILE,
     TABLE_FILE,
     FileEntry,
     GenerationSpec,
     Manifest,
     content_fingerprint,
+    parse_manifest,
 )
 from hybridindex.types import I64
 
@@ -62,13 +65,28 @@ def commit_generation(
     files[LISTS_FILE] = FileEntry(size=size, xxh3_128=whole)
     values: dict[str, Any] = {field.name: getattr(spec, field.name) for field in dataclasses.fields(GenerationSpec)}
     values |= {"nlist": len(table), "count": int(table[:, 0].sum())}
+    found = fingerprint or content_fingerprint(values, files)
+    if fingerprint is None and "lineage" not in spec.notes and _is_taken(writer, found):
+        values["notes"] = {**spec.notes, "lineage": digest_bytes(f"{found} {writer.number}".encode())}
     manifest = Manifest(
         generation=writer.number,
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        fingerprint=fingerprint or content_fingerprint(values, files),
+        fingerprint=found,
         files=files,
         versions=versions(),
         **values,
     )
     writer.commit(manifest)
     return manifest
+
+
+def _is_taken(writer: GenerationWriter, lineage: str) -> bool:
+    """Whether another generation is of this lineage: one that was built of the same has changes of its own."""
+    for folder in other_generations(writer.path, set()):
+        try:
+            manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), MANIFEST_FILE)
+        except (FileError, IndexFormatError):
+            continue
+        if manifest.notes.get("lineage", manifest.fingerprint) == lineage:
+            return True
+    return False

@@ -54,12 +54,15 @@ class Item:
     successor: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidInputError: half of a surrogate pair, which no encoding of text has."""
-        try:
-            for name in ("text", "key", "source", "ref"):
-                (getattr(self, name) or "").encode()
-        except UnicodeError:
-            raise InvalidInputError(f"{name} holds half of a surrogate pair, which is no text") from None
+        """Raises InvalidInputError: no text, or half of a surrogate pair, which no encoding of text has."""
+        for name in ("text", "key", "source", "ref"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name == "key"):
+                raise InvalidInputError(f"{name} is {value!r}; expected a text")
+            try:
+                (value or "").encode()
+            except UnicodeError:
+                raise InvalidInputError(f"{name} holds half of a surrogate pair, which is no text") from None
 
     def document(self, row: int) -> Document:
         return Document(id=row, text=self.text, source=self.source, successor=self.successor)

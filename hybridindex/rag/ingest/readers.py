@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import html.parser
 import json
@@ -157,18 +158,21 @@ def _rows(source: Source) -> Iterator[tuple[str, str, int | None, dict[str, Any]
                     if given is not None and (not isinstance(given, int) or not 0 <= given < 1 << 63):
                         raise InvalidInputError(f"{source.path}, row {at}: id is {given!r}; expected 0 or more")
                     metadata = {name: value for name, value in row.items() if value is not None}
-                    yield text.strip(), label, given, _as_json(source, at, metadata)
+                    yield text.strip(), label, given, _as_json(metadata)
                     at += 1
         except pa.ArrowException as error:
             raise InvalidInputError(f"{source.path} cannot be read as Parquet: {error}") from error
 
 
-def _as_json(source: Source, at: int, metadata: dict[str, Any]) -> dict[str, Any]:
-    """As they are kept, so that an index takes the same whether it is built or changed."""
-    try:
-        kept: dict[str, Any] = json.loads(metadata_json(metadata))
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{source.path}, row {at}: {error}") from error
+def _as_json(metadata: dict[str, Any]) -> dict[str, Any]:
+    """As they are kept, so that an index takes the same whether it is built or changed; bytes in base64, and what else
+    JSON has no word for as Python says it."""
+    kept: dict[str, Any] = {}
+    for name, value in metadata.items():
+        try:
+            kept |= json.loads(metadata_json({name: value}))
+        except InvalidInputError:
+            kept[name] = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
     return kept
 
 

@@ -85,7 +85,8 @@ class Spool:
                     if source.is_named:
                         raise
                     failed[source.name] = str(error)
-                    owners = {row: whose for row, whose in owners.items() if whose[0] != source.name}
+                    for row in own:
+                        owners.pop(-1 if row is None else row, None)
                     continue
                 n += len(own)
                 n_fresh += own.count(None)

@@ -204,8 +204,11 @@ class _Update:
         self._moved: dict[int, int] = {}
         self._written: set[int] = set()
         self._before: dict[int, int] = {}
-        #: Ids that sources of this run gave to chunks that are new -> which source; and sources that go.
+        #: Ids that sources of this run gave to chunks that are new -> which source; of those, whose row it was.
         self._claimed: dict[int, str] = {}
+        self._taken: dict[int, str] = {}
+        #: What was known of all sources, and those that go.
+        self._known: dict[str, SourceFacts] = {}
         self._leaving: frozenset[str] = frozenset()
         #: The source that is being read, and what is noted of it where it is written in part.
         self._under_way: tuple[str, SourceFacts] | None = None
@@ -217,7 +220,7 @@ class _Update:
         gone: Sequence[str],
         progress: Progress,
     ) -> Outcome:
-        self._leaving = frozenset(gone)
+        self._known, self._leaving = known, frozenset(gone)
         for number, (source, reading) in enumerate(sources):
             progress("sources", number, len(sources))
             try:
@@ -252,11 +255,13 @@ class _Update:
             self._done.append(_Done(source.name, facts, [], {}))
             return
         is_new = before is None or before[1:3] == _NEVER_WHOLE
-        self._read(source, reading, facts, (facts[0], *(_NEVER_WHOLE if is_new else _UNREAD), "", said))
+        self._read(source, reading, facts, None if is_new else before)
         self._outcome.sources["added" if is_new else "changed"] += 1
 
-    def _read(self, source: Source | GivenText, reading: Reading, facts: SourceFacts, in_part: SourceFacts) -> None:
-        """``in_part``: what is noted while a part of it is written."""
+    def _read(
+        self, source: Source | GivenText, reading: Reading, facts: SourceFacts, before: SourceFacts | None
+    ) -> None:
+        """``before``: what is noted of it; None: it was never written to its end."""
         rows: dict[bytes, list[int]] = defaultdict(list)
         successors: dict[int, int | None] = {}
         for row, digest, successor in reversed(self._store.digests_of(source.name)):
@@ -268,17 +273,21 @@ class _Update:
         stream = ((chunk, chunk.digest()) for chunk in _readable(iter(chunks)))
         placed = ((chunk, digest, self._row_of(chunk, digest, rows)) for chunk, digest in stream)
         counts = self._outcome.chunks
-        before = {name: counts[name] for name in ("added", "unchanged")}
-        self._under_way = source.name, in_part
+        counted = {name: counts[name] for name in ("added", "unchanged")}
+        in_part = facts[0], *(_NEVER_WHOLE if before is None else _UNREAD), "", facts[4]
+        self._under_way, claimed = (source.name, in_part), len(self._claimed)
         try:
             self._take(source, placed, successors, kept, relinked)
         except _UnreadableError:
-            counts.update({name: before[name] - counts[name] for name in before})
+            counts.update({name: counted[name] - counts[name] for name in counted})
             # It is as it was, but for texts that took the place of others under ids of their own.
             self._items = [item for item in self._items if item.ref != source.name]
             new = {self._moved.get(row, row) for row in kept - set(successors)}
-            self._collection.delete(sorted(new & self._written))
-            self._claimed = {row: name for row, name in self._claimed.items() if name != source.name}
+            has_others = any(row in self._written for row in successors)
+            noted = Noted(sources={source.name: in_part if has_others else before})
+            self._collection.delete(sorted(new & self._written), noted=noted)
+            for row in list(itertools.islice(self._claimed, claimed, None)):
+                del self._claimed[row]
             raise
         finally:
             self._under_way = None
@@ -327,7 +336,7 @@ class _Update:
             return chunk.id, True
         if same:
             return same.pop(), False
-        row = next(self._reserved, None)
+        row = self._next_reserved()
         if row is None:
             first = self._first_number()
             if self._most is None:
@@ -336,9 +345,13 @@ class _Update:
                 self._reserved = iter(range(first, first + _BATCH))
             else:
                 self._reserved, self._first = itertools.count(first), first
-            row = next(self._reserved)
+            row = self._next_reserved()
+            assert row is not None
         self._given_out.add(row)
         return row, True
+
+    def _next_reserved(self) -> int | None:
+        return next((row for row in self._reserved if row not in self._claimed), None)
 
     def _first_number(self) -> int:
         """Of those that nobody has, and no chunk that is not written yet."""
@@ -426,8 +439,12 @@ class _Update:
         return links
 
     def _facts(self) -> dict[str, SourceFacts | None]:
-        """Of sources that end with this batch, and of the one of which it has a part."""
-        facts = {done.name: done.facts for done in self._done}
+        """Of sources that end with this batch, of the one of which it has a part, and of those that lose a part."""
+        facts = dict[str, SourceFacts | None]()
+        for item in self._items:
+            if (whose := self._known.get(self._taken.get(item.id or 0, ""))) is not None:
+                facts[self._taken[item.id or 0]] = (whose[0], *_UNREAD, "", whose[4])
+        facts |= {done.name: done.facts for done in self._done}
         if (
             self._most is None
             and self._under_way is not None
@@ -450,6 +467,8 @@ class _Update:
         if other is not None and other != name:
             raise DuplicateIdError(f"{name} has id {row}, which {other or 'another text'} has; expected once")
         self._claimed[row] = name
+        if there is not None and there.ref != name:
+            self._taken[row] = there.ref
 
 
 def _with_next(stream: Iterator[_Placed]) -> tuple[Iterator[_Placed], Iterator[_Placed]]:

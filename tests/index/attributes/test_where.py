@@ -92,6 +92,11 @@ def test_a_condition_means_what_it_means_in_sql(text, seed):
     ("text", "meaning"),
     [
         ("at > '2020-09-15'", lambda row: row["at"] is not None and row["at"] > datetime(2020, 9, 15, tzinfo=UTC)),
+        (
+            "at >= CAST('2020-09-14T12:26:40+00:00' AS TIMESTAMP);",
+            lambda row: row["at"] and row["at"].timestamp() >= 1600086400,
+        ),
+        ("year >= +3", lambda row: row["year"] is not None and row["year"] >= 3),
         ("at >= TIMESTAMP '2020-09-14T12:26:40+00:00'", lambda row: row["at"] and row["at"].timestamp() >= 1600086400),
         ("at < DATE '2020-09-15' AND at IS NOT NULL", lambda row: row["at"] and row["at"].day < 15),
         ("'x' = ANY(tags)", lambda row: row["tags"] and "x" in row["tags"]),
@@ -156,7 +161,7 @@ def test_what_sqlite_does_not_know(text, meaning):
         ("year IN UNNEST(tags)", "expected"),
         ("read_csv('/etc/passwd') = 1", "expected =, <>"),
         ("CASE WHEN open THEN open END", "expected"),
-        ("year::text = 'a'", "year::text = 'a'.*; expected =, <>"),
+        ("year::text = 'a'", "a column on one side"),
         ("year = $1", "no attribute"),
         ("year = ?", "expected =, <>"),
         ("lang LIKE 'a!%' ESCAPE '!'", "expected"),
@@ -169,7 +174,7 @@ def test_what_sqlite_does_not_know(text, meaning):
         (" AND ".join(["year <> 2"] * 300), "where compares too often"),
         (" AND ".join(["lang LIKE 'a%'"] * 9), "where compares too often"),
         ("array_contains(tags, 'x', 'y')", "expected"),
-        ("at > CAST('2020-01-01' AS int)", "expected =, <>"),
+        ("at > CAST('2020-01-01' AS int)", "expected a value for at"),
         ("lang = '\ud800'", "cannot be compared"),
     ],
 )

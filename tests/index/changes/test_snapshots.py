@@ -136,15 +136,19 @@ def test_a_damaged_snapshot_is_not_restored(index, tmp_path, name, harm):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_snapshot_that_was_changed_as_an_index_is_restored_with_that(index, tmp_path):
+def test_a_snapshot_that_was_changed_as_an_index_is_restored_with_that(index, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybridindex.index.changes.snapshots._MOST_NOTED", 500)
+    monkeypatch.setattr("hybridindex.index.live.store._REWRITE_TIMES", 0)
     index.delete([1])
     made = index.snapshot(tmp_path / "s")
     with hx.open(made) as copy:
         copy.add(MORE[:1])
         hx.restore(made, tmp_path / "r1").close()
+        assert copy.ivf.live.rewrite(least_bytes=1)
+        hx.restore(made, tmp_path / "r3").close()
         copy.compact()
     hx.restore(made, tmp_path / "r2").close()
-    for name in ("r1", "r2"):
+    for name in ("r1", "r2", "r3"):
         with hx.open(tmp_path / name) as back:
             assert back.n_live == N
 

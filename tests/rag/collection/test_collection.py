@@ -350,3 +350,9 @@ def test_searches_with_too_many_neighbours_or_no_numbers(path, monkeypatch):
         assert len(found(collection, 0, k=4)) == 4
         with pytest.raises(InvalidInputError, match=r"k is 5; expected 1\.\.4, where there are more"):
             collection.search(vectors_of(["x"]), 5)
+
+
+@pytest.mark.parametrize("name", ["text", "key", "source", "ref"])
+def test_what_is_no_text_is_refused(name):
+    with pytest.raises(InvalidInputError, match=f"{name} is 5; expected a text"):
+        Item(**({"text": "x"} | {name: 5}))

@@ -451,13 +451,14 @@ def test_parquet_is_kept_as_json_says_it(run, tmp_path):
     folder.mkdir()
     columns = {"text": ["a", "b"], "price": [Decimal("1.5"), None], "when": [datetime.datetime(2020, 1, 2, 3, 4)] * 2}
     pq.write_table(pa.table(columns), folder / "p.parquet")
-    pq.write_table(pa.table({"text": ["x"], "raw": [b"\xff"]}), folder / "q.parquet")
-    done = run(folder, words=None)
-    assert counts(done)[0] == {"added": 1, "failed": 1}
-    assert "q.parquet, row 0: metadata 'raw' is bytes, not JSON" in next(iter(done.failed.values()))
+    pq.write_table(
+        pa.table({"text": ["x"], "raw": [b"\xff"], "took": [datetime.timedelta(seconds=5)]}), folder / "q.parquet"
+    )
+    assert counts(run(folder, words=None))[0] == {"added": 2}
     with Collection(tmp_path / "idx") as collection:
         found = {item.text: item.metadata for item in collection.items()}
-    assert found == {"a": {"price": 1.5, "when": "2020-01-02T03:04:00"}, "b": {"when": "2020-01-02T03:04:00"}}
+    when = {"when": "2020-01-02T03:04:00"}
+    assert found == {"a": {"price": 1.5} | when, "b": when, "x": {"raw": "/w==", "took": "0:00:05"}}
 
 
 def test_a_mark_of_the_order_of_bytes_is_no_text(run, tmp_path, texts):
@@ -465,3 +466,47 @@ def test_a_mark_of_the_order_of_bytes_is_no_text(run, tmp_path, texts):
     (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbftwo\nthree\n")
     run(tmp_path / "x.jsonl", tmp_path / "x.txt", words=None)
     assert set(texts().values()) == {"one", "two", "three"}
+
+
+@pytest.mark.parametrize("then", ["back", "on"])
+def test_ids_that_move_while_the_run_is_broken_off(run, tmp_path, texts, embedder, then):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "z.jsonl").write_text(lines(700, "text"))
+    run(folder, words=None)
+    before = texts()
+    (folder / "z.jsonl").rename(folder / "a.jsonl")
+    embedder.left = 600
+    with pytest.raises(EmbeddingError):
+        run(folder, words=None)
+    embedder.left = None
+    if then == "back":
+        (folder / "a.jsonl").rename(folder / "z.jsonl")
+    run(folder, words=None)
+    assert texts() == before
+    assert counts(run(folder, words=None))[0] == {"unchanged": 1}
+
+
+def test_a_source_that_fails_late_is_noted_as_it_was(run, tmp_path, texts):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(lines(3, "whole", ids=False))
+    run(folder, words=None)
+    with Collection(tmp_path / "idx") as collection:
+        noted = collection.store.sources()
+    (folder / "a.jsonl").write_text(lines(700, "new", ids=False) + "{broken\n")
+    (folder / "b.jsonl").write_text(lines(700, "other", ids=False) + "{broken\n")
+    assert counts(run(folder, words=None)) == ({"failed": 2}, {})
+    with Collection(tmp_path / "idx") as collection:
+        assert collection.store.sources() == noted
+    assert sorted(texts().values()) == [f"whole {i}" for i in range(3)]
+
+
+def test_numbers_of_records_without_ids_are_no_ids_of_others(run, tmp_path, texts):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a0"}\n{"text": "a1"}\n')
+    (folder / "c.md").write_text("cc")
+    (folder / "b.jsonl").write_text("".join(json.dumps({"id": i, "text": f"b{i}"}) + "\n" for i in range(5, 9)))
+    assert counts(run(folder, words=None)) == ({"added": 3}, {"added": 7})
+    assert {texts()[i] for i in range(5, 9)} == {"b5", "b6", "b7", "b8"}
