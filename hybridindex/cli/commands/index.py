@@ -19,6 +19,7 @@ from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json, Key, StoreUrl
 from hybridindex.cli.row_parts import MOST_ROWS, RowInput, open_target
 from hybridindex.errors import (
+    CorruptIndexError,
     FileError,
     HybridIndexError,
     InvalidInputError,
@@ -28,7 +29,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index import previous_generation, read_manifest
 from hybridindex.index.attributes.columns import read_table
-from hybridindex.index.changes.snapshots import Snapshot
+from hybridindex.index.changes.snapshots import Snapshot, check_note
 from hybridindex.index.changes.snapshots import restore as restore_snapshot
 from hybridindex.index.changes.snapshots import snapshot as write_snapshot
 from hybridindex.index.compress import check_asked
@@ -121,6 +122,15 @@ def _attribute_problem(opened: hx.Index) -> str | None:
     except HybridIndexError as error:
         return str(error)
     return opened.ivf.attributes_problem or None
+
+
+def _snapshot_problem(index: Path) -> str | None:
+    """What a snapshot has lost."""
+    try:
+        check_note(index)
+    except CorruptIndexError as error:
+        return str(error)
+    return None
 
 
 def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str], str | None]:
@@ -485,11 +495,13 @@ def register(app: typer.Typer) -> None:
             facts = describe(opened)
             facts["attributes_problem"] = _attribute_problem(opened)
             facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
+        facts["snapshot_problem"] = _snapshot_problem(index)
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
         damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
         lost = missing_shared(opened.ivf.rows.integrity.folder)
         damaged += [f"{name} is gone, and with it the texts of the rows" for name in lost]
+        damaged += [] if facts["snapshot_problem"] is None else ["it is not what the snapshot was"]
         title = "; ".join(damaged) or "all checksums match"
         payload = {**facts, "store_problems": problems, "ok": not damaged}
         emit(payload, as_json=json, table=index_table(facts, title))

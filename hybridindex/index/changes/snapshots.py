@@ -33,7 +33,7 @@ from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, r
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from hybridindex.index.storage.signed_json import parse_signed, render_signed
 
-__all__ = ["Snapshot", "restore", "snapshot"]
+__all__ = ["Snapshot", "check_note", "restore", "snapshot"]
 
 #: What the files of a snapshot were when it was written; its format.
 _NOTE_FILE, _FORMAT, _VERSION = "snapshot.json", "hybridindex snapshot", 1
@@ -109,7 +109,7 @@ def restore(
     """
     source, path = as_path(from_, "from"), as_path(path)
     verify(source, beside=True)
-    _check_note(source)
+    check_note(source)
     done = _written(source, path, None, beside, progress or no_progress, is_still=True)
     verify(path, beside=True)
     return done
@@ -165,17 +165,17 @@ def _claim(to: Path) -> bool:
         filesystem.make_folder(to, parents=True, exist_ok=True)
         filesystem.make_folder(to / _BEING_WRITTEN)
     except FileError as error:
-        if filesystem.exists(to / _BEING_WRITTEN):
-            raise InvalidInputError(f"path {str(to)!r} is being written; expected a new directory") from error
-        if created and filesystem.is_dir(to):
-            with suppress(FileError):
+        with suppress(FileError):
+            _refuse_taken(to, filesystem.list_folder(to))
+            if created:
                 filesystem.remove_folder(to)
         raise cannot_write(error, to, "nothing was left behind") from error
     try:
         # Another call may have come before.
         _refuse_taken(to, [each for each in filesystem.list_folder(to) if each.name != _BEING_WRITTEN])
     except BaseException:
-        filesystem.remove_folder(to / _BEING_WRITTEN)
+        with suppress(FileError):
+            filesystem.remove_folder(to / _BEING_WRITTEN)
         raise
     return created
 
@@ -202,9 +202,13 @@ def _note(to: Path, generation: str, number: int) -> None:
     filesystem.replace_file(to / _NOTE_FILE, render_signed(_FORMAT, _VERSION, content))
 
 
-def _check_note(path: Path) -> None:
-    """Raises CorruptIndexError: the files of a snapshot are not what they were. The log may say more: a snapshot is an
-    index, and takes changes."""
+def check_note(path: Path) -> None:
+    """Compares a snapshot with what it says that it is; nothing where ``path`` is none.
+
+    Raises:
+        CorruptIndexError: its files are not what they were. The log may say more: a snapshot is an index, and takes
+        changes.
+    """
     try:
         raw = filesystem.read_bytes(path / _NOTE_FILE)
     except MissingFileError:

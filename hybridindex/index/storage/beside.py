@@ -188,7 +188,8 @@ def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
             file = (folder / name).resolve()
             copy = to.parent / file.name
             # Or else without what is in its log alone.
-            immutable = is_still and not filesystem.exists(file.with_name(f"{file.name}-wal"))
+            log = file.with_name(f"{file.name}-wal")
+            immutable = is_still and not (filesystem.exists(log) and filesystem.stat(log).st_size)
             uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
             try:
                 with (

@@ -243,3 +243,14 @@ def test_commands(index, tmp_path):
     assert "generation 1 with change 1" in " ".join(back.stdout.split())
     with hx.open(tmp_path / "r") as copy:
         assert copy.n_deleted == 1
+
+
+def test_verify_tells_what_a_snapshot_has_lost(index, tmp_path):
+    index.delete([1])
+    made = index.snapshot(tmp_path / "s")
+    run = CliRunner()
+    assert run.invoke(make_app("verify"), ["verify", str(made)]).exit_code == 0
+    (made / "gen-000001" / "changes.log").unlink()
+    found = run.invoke(make_app("verify"), ["verify", str(made), "--json"])
+    assert (found.exit_code, json.loads(found.stdout)["ok"]) == (4, False)
+    assert "ends with change 0; the snapshot had 1" in json.loads(found.stdout)["snapshot_problem"]
