@@ -310,7 +310,7 @@ def _compare(asked: MetadataFilter) -> Condition:
         parts = tuple(Compare(name, "has", each) for each in value)
         return Together("or" if operator == FilterOperator.ANY else "and", parts)
     if operator == FilterOperator.IS_EMPTY:
-        return Compare(name, "missing", True)
+        return Compare(name, "empty", True)
     if operator.value not in _OPERATORS:
         raise InvalidInputError(f"filter asks {operator.value!r}; expected one of {', '.join(_OPERATORS)}")
     return Compare(name, _OPERATORS[operator.value], value)

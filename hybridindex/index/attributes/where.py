@@ -30,7 +30,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _TIMES = {"TIMESTAMP", "TIMESTAMPTZ", "DATETIME", "DATE"}
 _EXPECTED = (
     "=, <>, <, <=, >, >=, BETWEEN, IN (...), LIKE, ILIKE, IS [NOT] NULL, IS TRUE, array_contains(column, value), "
-    "value = ANY(column), AND, OR and NOT, of columns and plain values"
+    "value = ANY(column), array_length(column), AND, OR and NOT, of columns and plain values"
 )
 #: Of a comparison with its sides exchanged.
 _MIRRORED = {"LT": "GT", "GT": "LT", "LTE": "GTE", "GTE": "LTE", "EQ": "EQ", "NEQ": "NEQ"}
@@ -49,7 +49,7 @@ _JOINING = {*_COMPARE, "COMMA", "DOT", "ALIAS", "DCOLON", "AND", "OR", "NOT", "I
 _SIGNS = {"DASH", "PLUS"}
 _LITERALS, _NAMES = {"STRING", "NUMBER"}, {"VAR", "IDENTIFIER"}
 #: Words behind which a parenthesis opens.
-_CALLED = {"any", "array_contains", "array_has", "cast"}
+_CALLED = {"any", "array_contains", "array_has", "array_length", "cast"}
 
 
 def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
@@ -201,6 +201,11 @@ class _Condition:
             if type(list_side).__name__ == "Any" and kind == "EQ":
                 column = list_side.this
                 return self._contains(column.this if type(column).__name__ == "Paren" else column, value)
+        if type(right).__name__ == "ArraySize":
+            kind, left, right = _MIRRORED[kind], right, left
+        if type(left).__name__ == "ArraySize":
+            name, lengths = self._lengths(left)
+            return self._against(lengths, kind, self._value(right, name, lengths))
         if type(left).__name__ != "Column":
             if type(right).__name__ != "Column":
                 raise _refused(tree, "a column on one side of a comparison, and on the other a plain value")
@@ -218,6 +223,14 @@ class _Condition:
             return getattr(self._pc, _COMPARE[kind])(column, other)
         self._refuse_lists(tree, name, column)
         return self._against(column, kind, self._value(right, name, column))
+
+    def _lengths(self, tree: Any) -> tuple[str, Any]:
+        """Of the lists of a column."""
+        self._only(tree, "this")
+        name, column = self._column(tree.this)
+        if not self._pa.types.is_list(column.type):
+            raise _refused(tree, f"a column of lists: {name} is {self._kind(column)}")
+        return name, self._pc.cast(self._pc.list_value_length(column), self._pa.int64())
 
     def _against(self, column: Any, kind: str, value: Any) -> Any:
         """Compares a column with a value, or with None, which is missing."""

@@ -16,8 +16,9 @@ from hybridindex.rag.collection.items import moment_of
 
 __all__ = ["Compare", "Condition", "Operator", "Together", "from_dict", "where_of"]
 
-#: "has": of a list, one of its texts. "missing": no value; its value says whether that is wanted.
-Operator = Literal["=", "<>", "<", "<=", ">", ">=", "in", "not in", "has", "like", "ilike", "missing"]
+#: "has": of a list, one of its texts. "missing": no value; its value says whether that is wanted. "empty": no value, no
+#: text, or no texts of a list.
+Operator = Literal["=", "<>", "<", "<=", ">", ">=", "in", "not in", "has", "like", "ilike", "missing", "empty"]
 
 _OPPOSITE: dict[str, str] = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _ORDERED = ("<", "<=", ">", ">=")
@@ -147,6 +148,11 @@ class _Writer:
         name, kind, operator, value = _quoted(asked.name), self._columns[asked.name], asked.operator, asked.value
         if operator == "missing":
             return f"{name} IS NULL" if bool(value) != negated else f"{name} IS NOT NULL"
+        if operator == "empty":
+            of_nothing = {"string": f"{name} {{}} ''", "list of strings": f"array_length({name}) {{}} 0"}.get(kind)
+            if of_nothing is None:
+                return f"{name} IS NOT NULL" if negated else f"{name} IS NULL"
+            return of_nothing.format("<>") if negated else f"({name} IS NULL OR {of_nothing.format('=')})"
         if operator in ("in", "not in"):
             if not isinstance(value, list | tuple | set | frozenset):
                 raise InvalidInputError(f"filter asks whether {asked.name!r} is in {value!r}; expected a list")

@@ -55,6 +55,8 @@ def means(condition, row):
         return value is not None and asked in value
     if condition.operator == "missing":
         return (value is None) == asked
+    if condition.operator == "empty":
+        return value in (None, "", [])
     if condition.operator in ("=", "<>"):
         return (value == plain(asked)) == (condition.operator == "=")
     return value is not None and _ORDERED[condition.operator](value, plain(asked))
@@ -70,8 +72,8 @@ def plain(value):
 @st.composite
 def compares(draw):
     name = draw(st.sampled_from(sorted(VALUES)))
-    how = draw(st.sampled_from(["=", "<>", "in", "not in", "missing", *([] if name in "bs" else _ORDERED)]))
-    if how == "missing":
+    how = draw(st.sampled_from(["=", "<>", "in", "not in", "missing", "empty", *([] if name in "bs" else _ORDERED)]))
+    if how in ("missing", "empty"):
         return Compare(name, how, draw(st.booleans()))
     if how in ("in", "not in"):
         return Compare(name, how, draw(st.lists(st.none() | VALUES[name], max_size=3)))
@@ -79,7 +81,9 @@ def compares(draw):
 
 
 conditions = st.recursive(
-    compares() | st.builds(Compare, st.just("l"), st.just("has"), st.sampled_from(["a", "b", "it's"])),
+    compares()
+    | st.builds(Compare, st.just("l"), st.just("has"), st.sampled_from(["a", "b", "it's"]))
+    | st.builds(Compare, st.just("l"), st.just("empty"), st.just(True)),
     lambda inner: st.builds(
         Together, st.sampled_from(["and", "or", "not"]), st.lists(inner, min_size=1, max_size=3).map(tuple)
     ),
