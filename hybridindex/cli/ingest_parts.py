@@ -24,7 +24,6 @@ from hybridindex.config import parse_bytes
 from hybridindex.errors import DocumentStoreError, FileError, InvalidInputError
 from hybridindex.index import read_manifest
 from hybridindex.index.filters.write_attributes import write_attributes
-from hybridindex.index.log.change_log import lineage
 from hybridindex.index.opening import open_generation
 from hybridindex.index.storage.beside import generation_file, lead_to, share
 from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
@@ -160,7 +159,7 @@ def _build(
                 write_documents(
                     folder / DOCUMENTS_FILE,
                     read,
-                    index_fingerprint=lineage(new.manifest),
+                    index_fingerprint=new.manifest.lineage,
                     embedder=name,
                     dim=new.dim,
                     mean=mean,

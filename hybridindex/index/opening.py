@@ -20,7 +20,7 @@ from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model,
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.store import LiveStore, open_live
-from hybridindex.index.log.change_log import apart, lineage, log_file
+from hybridindex.index.log.change_log import apart, log_file
 from hybridindex.index.rabitq.codes import check_codes, find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
@@ -115,7 +115,7 @@ def rollback(path: str | Path, *, force: bool = False) -> Manifest:
             return
         current = read_current(path)
         of = _read_manifest(current)
-        if lineage(of) != lineage(to):
+        if of.lineage != to.lineage:
             return
         here, there = log_file(current, of).read(), log_file(previous, to).read()
         first = int((of if of.generation > to.generation else to).notes.get("changes", 0))

@@ -138,7 +138,7 @@ def compact(
             "source": "build" if index.manifest.notes.get("source") == "build" else "compact",
             "changes": live.number,
             "nlist_ratio": nlist_ratio(index),
-            "lineage": index.manifest.notes.get("lineage", index.fingerprint),
+            "lineage": index.manifest.lineage,
             "compacted": index.fingerprint,
             "came": 0 if live.added is None else live.added.count,
             "largest_id": largest_id(index, live.added),

@@ -27,7 +27,7 @@ from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.live.waiting import Coming, Resolve, Ticket, WaitingCalls
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
-from hybridindex.index.log.change_log import LogPart, LogPlace, LogState, apart, lineage, log_file
+from hybridindex.index.log.change_log import LogPart, LogPlace, LogState, apart, log_file
 from hybridindex.index.storage.generation import current_name, log_lock, log_lock_file, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from hybridindex.processes import short_switch_interval
@@ -66,7 +66,7 @@ class LiveStore:
         self.folder = folder.absolute()
         self._shape = (manifest.nlist, manifest.code_size)
         self._keep_max = manifest.metric == "ip"
-        self._lineage = lineage(manifest)
+        self._lineage = manifest.lineage
         #: Number of the last change that the rows of the generation know of.
         self._first = int(manifest.notes.get("changes", 0))
         self.file = log_file(self.folder, manifest)
@@ -424,7 +424,7 @@ class LiveStore:
             manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
         except FileError:  # replaced meanwhile
             return
-        if lineage(manifest) == self._lineage and manifest.generation > int(self.folder.name.removeprefix("gen-")):
+        if manifest.lineage == self._lineage and manifest.generation > int(self.folder.name.removeprefix("gen-")):
             self.follow(open_live(folder, manifest))
 
     # With the lock held
@@ -553,7 +553,7 @@ class LiveStore:
                 with suppress(FileError):  # it is being removed
                     manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
                     first = int(manifest.notes.get("changes", 0))
-                    if lineage(manifest) == self._lineage and first <= self.number:
+                    if manifest.lineage == self._lineage and first <= self.number:
                         found = log_file(folder, manifest).read()
                         self._hear(found, found.place.number, first=first)
 

@@ -36,7 +36,7 @@ from hybridindex.index.storage.generation import unreadable
 from hybridindex.index.storage.manifest import CHANGE_LOG, LISTS_FILE, Manifest
 from hybridindex.types import I64, U8
 
-__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "apart", "lineage", "log_file", "render_log"]
+__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "apart", "log_file", "render_log"]
 
 _MAGIC, _VERSION = b"HXCHANGE", 1
 _HEAD = struct.Struct("<8sII16sQQ8xQ")
@@ -356,8 +356,3 @@ def log_file(folder: Path, manifest: Manifest) -> LogFile:
         code_size=manifest.code_size,
         first=int(manifest.notes.get("changes", 0)),
     )
-
-
-def lineage(manifest: Manifest) -> str:
-    """The same for all generations that were compacted from one that was built."""
-    return str(manifest.notes.get("lineage", manifest.fingerprint))

@@ -113,7 +113,7 @@ def share(path: Path, generation: int, name: str) -> Path:
         BuildError: another process writes the index. FileError: nothing has changed for readers.
     """
     folder = path / generation_name(generation)
-    shared = shared_file(path, _lineage(_manifest(folder)), name)
+    shared = shared_file(path, _manifest(folder).lineage, name)
     if _shares(folder, shared, name):
         return shared
     with writers_lock(path, timeout_s=_WAIT_S):
@@ -218,7 +218,7 @@ def missing_shared(folder: Path) -> list[str]:
 def remove_unshared(path: Path) -> None:
     """Removes what lineages shared of which no generation is left. For who holds the writers' lock."""
     try:
-        left = {_lineage(_manifest(folder))[:_LETTERS] for folder in other_generations(path, set())}
+        left = {_manifest(folder).lineage[:_LETTERS] for folder in other_generations(path, set())}
     except (FileError, HybridIndexError):
         return  # nobody knows whose file is whose
     for name in SHARED_FILES:
@@ -234,14 +234,10 @@ def lineage_of(path: Path, fingerprint: str) -> str:
         for folder in [read_current(path), *other_generations(path, set())]:
             manifest = _manifest(folder)
             if manifest.fingerprint == fingerprint:
-                return _lineage(manifest)
+                return manifest.lineage
     except (FileError, HybridIndexError):
         pass
     return fingerprint
-
-
-def _lineage(manifest: Manifest) -> str:
-    return str(manifest.notes.get("lineage", manifest.fingerprint))
 
 
 def _manifest(folder: Path) -> Manifest:

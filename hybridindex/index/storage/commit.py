@@ -87,6 +87,6 @@ def _is_taken(writer: GenerationWriter, lineage: str) -> bool:
             manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), MANIFEST_FILE)
         except (FileError, IndexFormatError):
             continue
-        if manifest.notes.get("lineage", manifest.fingerprint) == lineage:
+        if manifest.lineage == lineage:
             return True
     return False

@@ -90,6 +90,11 @@ class Manifest(GenerationSpec):
     #: Package name -> version that wrote this.
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def lineage(self) -> str:
+        """The same for all generations that were compacted from one that was built."""
+        return str(self.notes.get("lineage", self.fingerprint))
+
 
 def content_fingerprint(manifest_values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:
     """Digest of what decides search results, creation time and place left out."""

@@ -16,8 +16,8 @@ from hybridindex.rag.collection.items import moment_of
 
 __all__ = ["Compare", "Condition", "Operator", "Together", "from_dict", "where_of"]
 
-#: "has": of a list, one of its texts. "missing": no value; its value says whether that is wanted. "empty": no value, no
-#: text, or no texts of a list.
+#: "has": of a list, one of its texts. "missing": no value; its value says whether that is wanted. "empty": as
+#: "missing", or no text, or no texts of a list.
 Operator = Literal["=", "<>", "<", "<=", ">", ">=", "in", "not in", "has", "like", "ilike", "missing", "empty"]
 
 _OPPOSITE: dict[str, str] = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -149,6 +149,7 @@ class _Writer:
         if operator == "missing":
             return f"{name} IS NULL" if bool(value) != negated else f"{name} IS NOT NULL"
         if operator == "empty":
+            negated ^= not value
             of_nothing = {"string": f"{name} {{}} ''", "list of strings": f"array_length({name}) {{}} 0"}.get(kind)
             if of_nothing is None:
                 return f"{name} IS NOT NULL" if negated else f"{name} IS NULL"

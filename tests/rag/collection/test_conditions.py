@@ -56,7 +56,7 @@ def means(condition, row):
     if condition.operator == "missing":
         return (value is None) == asked
     if condition.operator == "empty":
-        return value in (None, "", [])
+        return (value in (None, "", [])) == asked
     if condition.operator in ("=", "<>"):
         return (value == plain(asked)) == (condition.operator == "=")
     return value is not None and _ORDERED[condition.operator](value, plain(asked))
@@ -83,7 +83,7 @@ def compares(draw):
 conditions = st.recursive(
     compares()
     | st.builds(Compare, st.just("l"), st.just("has"), st.sampled_from(["a", "b", "it's"]))
-    | st.builds(Compare, st.just("l"), st.just("empty"), st.just(True)),
+    | st.builds(Compare, st.just("l"), st.just("empty"), st.booleans()),
     lambda inner: st.builds(
         Together, st.sampled_from(["and", "or", "not"]), st.lists(inner, min_size=1, max_size=3).map(tuple)
     ),
