@@ -167,9 +167,9 @@ def _observe_memory(trace: Trace, around: Around) -> None:
 
         load._usable = looked
 
-    def filled(real: Any, load: ListLoad, sending: Any, n_pages: int) -> Iterator[Any]:
+    def filled(real: Any, load: ListLoad, sending: Any, n_pages: int) -> Any:
         trace.note("fill", load._copier, list_id=sending.list_id, pages=_set(sending.pages))
-        yield from real(load, sending, n_pages)
+        return real(load, sending, n_pages)
 
     def sent(real: Any, copier: Copier, writes: Any) -> Ticket:
         pages = frozenset().union(*(_set(write.pages) for write in writes))
@@ -433,7 +433,8 @@ def _observe_swaps(trace: Trace, around: Around) -> None:
 
 
 def _free(pages: PageAllocator) -> set[int]:
-    return {page for start, n in zip(pages._starts, pages._lengths, strict=True) for page in range(start, start + n)}
+    # Within its lock.
+    return set(pages._runs.pages().tolist())
 
 
 def _set(pages: Any) -> frozenset[int]:

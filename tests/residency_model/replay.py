@@ -243,11 +243,11 @@ class Router:
         return parts + [pages] * bool(pages)
 
     def _free_part(self, pages: Pages) -> None:
-        for at, copy in enumerate(self.s.copies):
-            if pages & copy.pages:
-                self.rules.need(pages == copy.pages, "a_load_gives_back_whole_lists")
-                self.s = self.rules.give_back(self.s, at)
-                return
+        if any(pages & copy.pages for copy in self.s.copies):
+            at = self._list_of(pages)
+            self.rules.need(pages == self.s.copies[at].pages, "a_load_gives_back_whole_lists")
+            self.s = self.rules.give_back(self.s, at)
+            return
         if pages & self.s.kept:
             self.s = self.rules.unkeep(self.s, pages)
             return
@@ -271,8 +271,18 @@ class Router:
                 return at
         raise Refused("only_what_a_load_has_is_written_and_published")
 
+    def _list_of(self, pages: Pages) -> int:
+        """As :meth:`_copy_of`; a load takes the pages of several lists at once, and says later which has which."""
+        at = self._copy_of(pages)
+        copy = self.s.copies[at]
+        if copy.list_id == NO_LIST and pages < copy.pages and not copy.flying | copy.landed:
+            others = copy._replace(pages=copy.pages - pages)
+            self.s = _copy(self.s, at, copy._replace(pages=pages))
+            self.s = self.s._replace(copies=(*self.s.copies, others))
+        return at
+
     def _fill(self, event: Event, device: _Device) -> None:
-        at = self._copy_of(_pages(device, event.facts["pages"]))
+        at = self._list_of(_pages(device, event.facts["pages"]))
         copy = self.s.copies[at]
         self.rules.need(copy.list_id in (NO_LIST, event.facts["list_id"]), "pages_are_of_one_list")
         self.s = _copy(self.s, at, copy._replace(list_id=event.facts["list_id"]))
@@ -304,7 +314,7 @@ class Router:
         self.s = self.rules.writes_end(self.s, device.number)
 
     def _keep(self, event: Event, device: _Device) -> None:
-        at = self._copy_of(_pages(device, event.facts["pages"]))
+        at = self._list_of(_pages(device, event.facts["pages"]))
         health = self.s.health
         # The failure is an event of its own, and came before.
         self.s = self.rules.keep(self.s, at)._replace(health=health)

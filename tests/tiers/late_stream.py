@@ -6,8 +6,17 @@ that is published too early all show as wrong bytes. It fails and gets lost on d
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Pending(NamedTuple):
+    """A copy that was started: where it goes, as an address, and how many bytes."""
+
+    target: int
+    nbytes: int
+    do: Any
 
 
 class LateStream:
@@ -15,12 +24,24 @@ class LateStream:
         self.pending: deque[Any] = deque()
         self.n_launched = 0
         self.n_done = 0
-        #: Raise from the next launch, after starting so many of its copies.
+        #: Raise from the next start, after starting so many of its copies.
         self.break_after = None
         #: The device does not answer; what was started may still happen.
         self.lost = False
 
-    def launch(self, copies):
+    def send(self, copies):
+        def copy(target, source, nbytes):
+            return Pending(target, nbytes, lambda: ctypes.memmove(target, source, nbytes))
+
+        return self.start([copy(*each) for each in zip(*(part.tolist() for part in copies), strict=True)])
+
+    def fetch(self, copies):
+        def copy(target, source):
+            return Pending(target.data_ptr(), target.numel(), lambda: target.copy_(source))
+
+        return self.start([copy(*each) for each in copies])
+
+    def start(self, copies):
         self.check()
         broken, self.break_after = self.break_after, None
         started = copies if broken is None else copies[:broken]
@@ -36,8 +57,7 @@ class LateStream:
 
     def progress(self, n):
         for _ in range(min(n, len(self.pending))):
-            target, source = self.pending.popleft()
-            target.copy_(source)
+            self.pending.popleft().do()
             self.n_done += 1
 
     def check(self):

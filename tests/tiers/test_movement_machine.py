@@ -225,8 +225,8 @@ class MovementMachine(RuleBasedStateMachine):
     def copies_on_their_way_go_to_pages_that_nobody_else_has(self):
         page_bytes, first = self.arena.geometry.page_bytes, self.arena.data.data_ptr()
         written = [
-            np.arange(target.data_ptr() - first, target.data_ptr() - first + target.numel(), page_bytes) // page_bytes
-            for target, _ in self.stream.pending
+            np.arange(copy.target - first, copy.target - first + copy.nbytes, page_bytes) // page_bytes
+            for copy in self.stream.pending
         ]
         if written:
             own = [*self.copier._kept, *(pages for load in self.running for pages in load.held_pages())]

@@ -140,6 +140,7 @@ NB_MODULE(_native, m) {
     bind_rabitq(m);
     bind_pq(m);
     bind_coarse(m);
+    bind_device_copies(m);
     bind_device_tables(m);
     m.def("move_extents", &move, nb::arg("from_").noconvert(), nb::arg("to").noconvert(), nb::arg("code_size"),
           nb::arg("before").noconvert(), nb::arg("after").noconvert(), nb::arg("gone_starts").noconvert(),

@@ -5,6 +5,7 @@
 namespace hybridindex {
 
 void bind_coarse(nanobind::module_& m);
+void bind_device_copies(nanobind::module_& m);
 void bind_device_tables(nanobind::module_& m);
 void bind_pq(nanobind::module_& m);
 void bind_rabitq(nanobind::module_& m);

@@ -59,6 +59,12 @@ class Residency:
         same = count == len(pages) and int(self.list_device[list_id]) == device
         return same and count > 0 and bool((self.page_log[at : at + count] == pages).all())
 
+    def begin_at(self, lists: I64, device: int, pages: I32) -> npt.NDArray[np.bool_]:
+        """Which of ``lists`` are resident on ``device`` from these first pages on, one each: (n,) bool."""
+        here: npt.NDArray[np.bool_] = self.list_device[lists] == device
+        here[here] = self.page_log[self.list_log[lists[here]]] == pages[here]
+        return here
+
     def part(self, first: int, n: int) -> Residency:
         """Of ``n`` lists from ``first`` on, as lists 0 .. n - 1."""
         own, list_device = slice(first, first + n), self.list_device[first : first + n]
@@ -207,15 +213,17 @@ class ResidencyStore:
             devices = list_device[dropped]
             retired = [(device, old.pages_of(dropped[devices == device])) for device in np.unique(devices).tolist()]
             list_device[dropped], page_counts[dropped] = -1, 0
-        fresh = {list_id: load for list_id, load in loads.items() if list_device[list_id] < 0}
-        surplus = [load for list_id, load in loads.items() if list_id not in fresh]
+        lists, fresh, surplus = np.fromiter(loads, dtype=np.int64), list(loads.values()), []
+        late = list_device[lists] >= 0
+        if late.any():
+            surplus = [fresh[at] for at in np.flatnonzero(late).tolist()]
+            lists, fresh = lists[~late], [fresh[at] for at in np.flatnonzero(~late).tolist()]
         if fresh:
-            lists = np.fromiter(fresh, dtype=np.int64)
-            brought = [pages for _, pages in fresh.values()]
-            counts = np.array([len(pages) for pages in brought], dtype=np.int32)
+            brought = [pages for _, pages in fresh]
+            counts = np.fromiter(map(len, brought), dtype=np.int32)
             at = self._append(np.concatenate(brought), list_log, page_counts)
             list_log[lists] = at + np.cumsum(counts) - counts
-            list_device[lists], page_counts[lists] = [device for device, _ in fresh.values()], counts
+            list_device[lists], page_counts[lists] = [device for device, _ in fresh], counts
         if grown := {list_id: pages for list_id, pages in grown.items() if len(pages)}:
             lists = np.fromiter(grown, dtype=np.int64)
             assert (list_device[lists] >= 0).all(), "a list that is not resident cannot grow"

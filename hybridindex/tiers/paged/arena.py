@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import bisect
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.extension import native
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.address_range import AddressRange, reserve
 from hybridindex.types import I32, I64, U8
@@ -21,10 +22,91 @@ from hybridindex.types import I32, I64, U8
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_BLOCK_BYTES", "PageAllocator", "PageArena"]
+__all__ = ["DEFAULT_BLOCK_BYTES", "FreeRuns", "PageAllocator", "PageArena", "page_runs"]
 
 #: Pages come and go by blocks of so many bytes: large enough that few are partly in use, small beside a plan's lists.
 DEFAULT_BLOCK_BYTES = 8 << 20
+
+
+class FreeRuns:
+    """Free pages as runs, where the extension is missing, whose class of this name finds the same pages."""
+
+    def __init__(self) -> None:
+        #: Sorted by start; no run touches another.
+        self._runs: list[tuple[int, int]] = []
+        self.n_free = 0
+
+    @property
+    def end(self) -> int:
+        """The end of the last run; 0 without one."""
+        return sum(self._runs[-1]) if self._runs else 0
+
+    def allocate(self, n: int, whole: bool) -> I32 | None:
+        """See :meth:`PageAllocator.allocate`."""
+        if n < 1:
+            raise ValueError("at least one page must be asked for")
+        if n > self.n_free:
+            return None
+        fitting = [(length, start) for start, length in self._runs if length >= n]
+        if fitting:
+            start = min(fitting)[1]
+            self.withdraw(start, n)
+            return np.arange(start, start + n, dtype=np.int32)
+        if whole:
+            return None
+        taken: list[I32] = []
+        for start, length in sorted(self._runs, key=lambda run: (-run[1], run[0])):
+            count = min(n, length)
+            self.withdraw(start, count)
+            taken.append(np.arange(start, start + count, dtype=np.int32))
+            n -= count
+            if not n:
+                break
+        return np.sort(np.concatenate(taken))
+
+    def allocate_each(self, counts: I64) -> tuple[I32, list[bool]]:
+        """See :meth:`PageAllocator.allocate_each`."""
+        found = [self.allocate(n, whole=False) for n in counts.tolist()]
+        pages = [part for part in found if part is not None]
+        return np.concatenate([np.empty(0, dtype=np.int32), *pages]), [part is not None for part in found]
+
+    def add(self, start: int, n: int) -> None:
+        """Makes ``n`` pages free. Raises ValueError: one is."""
+        if n < 1:
+            return
+        if start < 0:
+            raise ValueError("page outside the arena")
+        at = bisect.bisect_left(self._runs, (start, 0))
+        end = start + n
+        if (at < len(self._runs) and end > self._runs[at][0]) or (at and sum(self._runs[at - 1]) > start):
+            raise ValueError("page freed twice")
+        self.n_free += n
+        first, last = at, at
+        if at < len(self._runs) and self._runs[at][0] == end:
+            end, last = sum(self._runs[at]), at + 1
+        if at and sum(self._runs[at - 1]) == start:
+            start, first = self._runs[at - 1][0], at - 1
+        self._runs[first:last] = [(start, end - start)]
+
+    def free(self, pages: I32) -> None:
+        """Makes these pages free. Raises ValueError: one is."""
+        for start, n in page_runs(pages):
+            self.add(start, n)
+
+    def withdraw(self, start: int, n: int) -> bool:
+        """Takes these pages away if all of them are free."""
+        at = bisect.bisect_right(self._runs, (start, self.n_free)) - 1
+        if at < 0 or sum(self._runs[at]) < start + n:
+            return False
+        first, end = self._runs[at][0], sum(self._runs[at])
+        self._runs[at : at + 1] = [(a, b - a) for a, b in ((first, start), (start + n, end)) if a < b]
+        self.n_free -= n
+        return True
+
+    def pages(self) -> I32:
+        """Numbers of the free pages, ascending."""
+        runs = [np.arange(start, start + n, dtype=np.int32) for start, n in self._runs]
+        return np.concatenate([np.empty(0, dtype=np.int32), *runs])
 
 
 class PageAllocator:
@@ -36,111 +118,70 @@ class PageAllocator:
         #: No page has a number from here on.
         self._end = n_pages
         self._lock = threading.Lock()
-        #: Free runs as parallel lists, sorted by start, never touching each other.
-        self._starts: list[int] = [0] if n_pages else []
-        self._lengths: list[int] = [n_pages] if n_pages else []
-        self._n_free = n_pages
+        self._runs: Any = FreeRuns() if native is None else native.FreeRuns()
+        self._runs.add(0, n_pages)
 
     @property
     def n_free(self) -> int:
-        return self._n_free
+        free: int = self._runs.n_free
+        return free
 
     def allocate(self, n: int, *, whole: bool = False) -> I32 | None:
-        """``n`` page numbers, ascending, or None when fewer are free. First fit; scattered only without a long run, and
-        None then where they have to be ``whole``."""
-        if n < 1:
-            raise ValueError(f"asked for {n} pages")
+        """``n`` page numbers, ascending, or None when fewer are free: the start of the shortest run that has them, the
+        lowest of those; scattered only without one, from the longest runs, and None then where they have to be
+        ``whole``."""
         with self._lock:
-            if n > self._n_free:
-                return None
-            for i, length in enumerate(self._lengths):
-                if length >= n:
-                    return self._take(i, n)
-            if whole:
-                return None
-            taken: list[I32] = []
-            while n:
-                part = self._take(0, min(n, self._lengths[0]))
-                taken.append(part)
-                n -= len(part)
-            return np.concatenate(taken)
+            pages: I32 | None = self._runs.allocate(n, whole)
+        return pages
 
-    def _take(self, run: int, n: int) -> I32:
-        start = self._starts[run]
-        if n == self._lengths[run]:
-            del self._starts[run], self._lengths[run]
-        else:
-            self._starts[run] += n
-            self._lengths[run] -= n
-        self._n_free -= n
-        return np.arange(start, start + n, dtype=np.int32)
+    def allocate_each(self, counts: I64) -> tuple[I32, list[bool]]:
+        """As :meth:`allocate` for each of ``counts`` in turn: the pages one after the other, and who got them."""
+        with self._lock:
+            pages, found = self._runs.allocate_each(counts)
+        return pages, found
 
     def free(self, pages: I32) -> None:
-        """Gives pages back. Freeing a free page is our own bug and asserts."""
+        """Gives pages back.
+
+        Raises:
+            ValueError: one of them is free, or none of the arena's. Our own bug.
+        """
         with self._lock:
-            for start, length in page_runs(pages):
-                self._free_run(start, length)
+            self._runs.free(pages)
+            self._check_end()
 
     def add(self, start: int, n: int) -> None:
         """``n`` more pages, which were not there: free."""
         with self._lock:
             self._end = max(self._end, start + n)
             self.n_pages += n
-            self._free_run(start, n)
+            self._runs.add(start, n)
 
     def withdraw(self, start: int, n: int) -> bool:
         """Takes ``n`` pages away for good if all of them are free."""
         with self._lock:
-            run = bisect.bisect_right(self._starts, start) - 1
-            if run < 0 or self._starts[run] + self._lengths[run] < start + n:
+            if not self._runs.withdraw(start, n):
                 return False
-            first, end = self._starts[run], self._starts[run] + self._lengths[run]
-            left = [(a, b) for a, b in ((first, start), (start + n, end)) if a < b]
-            self._starts[run : run + 1] = [a for a, _ in left]
-            self._lengths[run : run + 1] = [b - a for a, b in left]
-            self._n_free -= n
             self.n_pages -= n
             return True
-
-    def _free_run(self, start: int, length: int) -> None:
-        at = bisect.bisect_left(self._starts, start)
-        end = start + length
-        assert start >= 0, "page outside the arena"
-        assert end <= self._end, "page outside the arena"
-        assert at == len(self._starts) or end <= self._starts[at], "page freed twice"
-        assert at == 0 or self._starts[at - 1] + self._lengths[at - 1] <= start, "page freed twice"
-        self._n_free += length
-        joins_next = at < len(self._starts) and self._starts[at] == end
-        joins_previous = at > 0 and self._starts[at - 1] + self._lengths[at - 1] == start
-        if joins_previous:
-            self._lengths[at - 1] += length
-            if joins_next:
-                self._lengths[at - 1] += self._lengths[at]
-                del self._starts[at], self._lengths[at]
-        elif joins_next:
-            self._starts[at] = start
-            self._lengths[at] += length
-        else:
-            self._starts.insert(at, start)
-            self._lengths.insert(at, length)
 
     def free_pages(self) -> I32:
         """Numbers of the free pages, ascending: (n_free,) int32."""
         with self._lock:
-            runs = [np.arange(s, s + n, dtype=np.int32) for s, n in zip(self._starts, self._lengths, strict=True)]
-        return np.concatenate(runs) if runs else np.empty(0, dtype=np.int32)
+            pages: I32 = self._runs.pages()
+        return pages
+
+    def _check_end(self) -> None:
+        if self._runs.end > self._end:
+            raise ValueError("page outside the arena")
 
     def check_invariants(self) -> None:
-        """Asserts that free runs are sorted, disjoint, not adjacent, and add up."""
+        """Asserts that free pages are ascending, among those that there are, and as many as are said to be."""
         with self._lock:
-            previous_end = -1
-            for start, length in zip(self._starts, self._lengths, strict=True):
-                assert length > 0
-                assert start > previous_end, "free runs overlap or touch"
-                previous_end = start + length
-            assert previous_end <= self._end
-            assert self._n_free <= self.n_pages <= self._end
-            assert sum(self._lengths) == self._n_free
+            pages = self._runs.pages()
+            assert self._runs.n_free == len(pages) <= self.n_pages <= self._end
+            assert self._runs.end <= self._end
+        assert (np.diff(pages) > 0).all(), "free runs overlap"
 
 
 def page_runs(pages: I32) -> list[tuple[int, int]]:

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["Blocks", "Run"]
 
 
-@dataclass(slots=True, eq=False)
 class _Block:
-    #: (n_pages, page_bytes) uint8.
-    data: torch.Tensor
-    pages: PageAllocator
+    __slots__ = ("_address", "_page_bytes", "data", "pages")
+
+    def __init__(self, data: torch.Tensor) -> None:
+        #: (n_pages, page_bytes) uint8.
+        self.data = data
+        self.pages = PageAllocator(len(data))
+        self._address, self._page_bytes = data.data_ptr(), data.shape[1]
+
+    def address_of(self, page: int) -> int:
+        return self._address + page * self._page_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Blocks:
             data = torch.empty((n, self._page_bytes), dtype=torch.uint8, device="cpu", pin_memory=self._page_locked)
             nbytes = data.numel()
             self.nbytes += 1 << (nbytes - 1).bit_length() if self._page_locked else nbytes
-            self._blocks.append(_Block(data, PageAllocator(n)))
+            self._blocks.append(_Block(data))
             missing -= n
 
     def allocate(self, n: int) -> tuple[Run, ...] | None:

@@ -9,9 +9,9 @@ microseconds, but would put an event into every snapshot and a wait into every s
 either: a page is reused after the last lease on it, and a lease ends when its scan's answers are on the host.
 
 **Runs.** Lists lie in a staging buffer as they lie in the arena, in whole pages. Pages that follow each other in both
-are one copy, across lists too; the padding, at most a page a list, costs less than another launch. Scattered pages are
-one copy per run: one scatter per buffer would need a bounce buffer on the device, out of the budget, and saves little
-where filling the buffer takes longer than launching.
+are one copy, across lists too; the padding, at most a page a list, costs less than another copy. Scattered pages are
+one copy per run, all of a send in one call where the driver takes them so: one scatter per buffer would need a bounce
+buffer on the device, out of the budget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridindex.errors import DeviceError, InvalidInputError
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.pinned import HostPages
-from hybridindex.tiers.paged.staging import StagingBuffer, StagingRing, merge_runs
-from hybridindex.tiers.paged.streams import CopyMark, CopyStream, CudaStream
+from hybridindex.tiers.paged.staging import Placed, StagingBuffer, StagingRing, merge_runs
+from hybridindex.tiers.paged.streams import Copies, CopyMark, CopyStream, CudaStream
 from hybridindex.types import I32, U8
 
 __all__ = ["DEFAULT_STAGING_BYTES", "Copier", "CopyStats", "Ticket", "Write", "open_copier"]
@@ -49,8 +50,7 @@ _DIRECT_BYTES = 1 << 17
 _N_SAMPLES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """Bytes of consecutive pages of one list: codes, uint8 in any memory, or pages on the host."""
 
     pages: I32
@@ -208,19 +208,19 @@ class Copier:
 
     def _launch(self, stream: CopyStream, writes: Sequence[Write], ticket: Ticket) -> None:
         buffer: StagingBuffer | None = None
-        placed: list[tuple[I32, HostPages]] = []
-        for write in writes:
-            source = write.source
-            if not isinstance(source, HostPages):
-                if buffer is None:
-                    buffer = self._free_buffer()
-                source = buffer.fill(len(write.pages), source)
-            placed.append((write.pages, source))
-        copies = merge_runs(self._arena.data, placed)
-        ticket.n_runs = len(copies)
+        placed: list[Placed] = []
+        for pages, source in writes:
+            if isinstance(source, HostPages):
+                placed.append(Placed(pages, source.address))
+                continue
+            if buffer is None:
+                buffer = self._free_buffer()
+            placed.append(Placed(pages, buffer.fill(len(pages), source)))
+        copies = merge_runs(placed, self._arena.data.data_ptr(), self._arena.geometry.page_bytes)
+        ticket.n_runs = len(copies.targets)
         ticket.launched = True
-        # What a failed launch may still copy goes to pages that are kept out of use: its buffer can be filled again.
-        ticket.mark = stream.launch(copies)
+        # What a failed start may still copy goes to pages that are kept out of use: its buffer can be filled again.
+        ticket.mark = stream.send(copies)
         if buffer is not None:
             buffer.mark = ticket.mark
 
@@ -312,14 +312,13 @@ class Copier:
             buffer = self._ring.next()
             if buffer.mark is not None:
                 buffer.mark.wait()
-            staged, data, filled = buffer.data.view(-1), self._arena.data.view(-1), 0
-            copies = []
-            for at, source in places:
-                part = staged[filled : filled + len(source)]
-                np.copyto(part.numpy(), source)
-                copies.append((data[at : at + len(source)], part))
-                filled += len(source)
-            buffer.mark, buffer.n_filled = self._stream.launch(copies), 0
+            targets = self._arena.data.data_ptr() + np.array([at for at, _ in places], dtype=np.int64)
+            lengths = np.array([len(source) for _, source in places], dtype=np.int64)
+            ends = np.cumsum(lengths)
+            for end, (_, source) in zip(ends.tolist(), places, strict=True):
+                np.copyto(buffer.flat[end - len(source) : end], source)
+            buffer.n_filled = 0
+            buffer.mark = self._stream.send(Copies(targets, buffer.address + ends - lengths, lengths))
             buffer.mark.wait()
         with self._lock:
             stats = self._stats
@@ -349,7 +348,7 @@ class Copier:
             raise MemoryError(f"the host has no {len(pages) * page_bytes:,} bytes to read pages back into") from error
         rows = [(back[at : at + 1], data[page : page + 1]) for at, page in enumerate(pages.tolist())]
         if self._stream is not None:
-            self._stream.launch(rows).wait()
+            self._stream.fetch(rows).wait()
         else:
             for to, page in rows:
                 to.copy_(page)

@@ -8,11 +8,12 @@ clock. Where an index is scanned by its codes, what it moves of a list is a *pie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.futures import fail, settle
@@ -21,9 +22,11 @@ from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Ticket, Write
 from hybridindex.tiers.paged.pinned import PinnedList, PinnedMemory
-from hybridindex.types import I32, U8
+from hybridindex.types import I32, I64, U8
 
 __all__ = ["ListLoad", "LoadPath", "ReadBack"]
+
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class LoadPath:
     pinned: PinnedMemory | None
     #: The device's number in its router.
     ordinal: int
-    #: Whether the device takes lists; asked before each list and each buffer.
+    #: Whether the device takes lists; asked before each send.
     usable: Callable[[], bool]
 
 
@@ -75,7 +78,7 @@ class ListLoad:
         Args:
             lists: list ids in the order in which they are wanted; one that is named twice is present the second time.
             store: where they are published.
-            cancelled: whether the lists are wanted no more; asked before each list and each buffer.
+            cancelled: whether the lists are wanted no more; asked before each send.
             depth: most buffers in progress; 0: each is waited for, so that a step's time is its copy's.
         """
         self._store = store
@@ -87,12 +90,17 @@ class ListLoad:
         self._usable = path.usable
         self._cancelled = cancelled
         self._depth = depth
-        absent = [int(list_id) for list_id in lists if store.current.list_device[list_id] < 0]
-        pages = path.arena.geometry.pages_of_bytes(path.index.piece_bytes[absent]).tolist()
-        #: Pages that it is about to take, by list and in all; the sum is read by any thread.
-        self._claims = dict(zip(absent, pages, strict=True))
-        self.unclaimed_pages: int = sum(self._claims.values())
-        self._waiting: Iterator[int] = iter([int(list_id) for list_id in lists])
+        #: Lists in order, the pages of each, and how many of them were looked at.
+        self._lists = np.fromiter(lists, dtype=np.int64)
+        self._counts = path.arena.geometry.pages_of_bytes(path.index.piece_bytes[self._lists]).astype(np.int64)
+        self._looked_at = 0
+        #: Pages that it is about to take, by place in ``_lists`` and in all; the sum is read by any thread.
+        self._claims = np.zeros_like(self._counts)
+        once = np.unique(self._lists, return_index=True)[1]
+        self._claims[once] = np.where(store.current.list_device[self._lists[once]] < 0, self._counts[once], 0)
+        self.unclaimed_pages = int(self._claims.sum())
+        #: Lists that have pages, of which none is sent.
+        self._ready: deque[_Sending] = deque()
         self._sending: _Sending | None = None
         #: Lists that the buffer being filled completes.
         self._complete: dict[int, tuple[int, I32]] = {}
@@ -137,6 +145,7 @@ class ListLoad:
         self._copier.give_back(self.held_pages(), [sent.ticket for sent in self._on_their_way])
         self._sending, self._complete, self._landed, self._dropped = None, {}, {}, []
         self._on_their_way.clear()
+        self._ready.clear()
         self.unclaimed_pages = 0
         fail(self.future, error)
 
@@ -144,6 +153,7 @@ class ListLoad:
         """Pages that this load took and neither published nor gave back."""
         placed = [self._complete, self._landed, *(sent.complete for sent in self._on_their_way)]
         held = [pages for lists in placed for _, pages in lists.values()] + self._dropped
+        held += [ready.pages for ready in self._ready]
         return held if self._sending is None else [*held, self._sending.pages]
 
     # Sending
@@ -155,10 +165,11 @@ class ListLoad:
             room = self._copier.most_pages
         self._stop_half_way()
         while room:
-            sending = self._sending or self._take_next()
+            sending = self._sending or self._take_next(room)
             if sending is None:
                 break
-            taken = min(room, len(sending.pages) - sending.n_sent)
+            left = len(sending.pages) - sending.n_sent
+            taken = left if left < room else room
             if not isinstance(sending.source, PinnedList):
                 taken = min(taken, staged)
                 staged -= taken
@@ -167,9 +178,7 @@ class ListLoad:
             writes += self._writes(sending, taken)
             room -= taken
             sending.n_sent += taken
-            if sending.n_sent < len(sending.pages):
-                self._sending = sending
-            else:
+            if taken == left:
                 self._sending = None
                 self._complete[sending.list_id] = (self._ordinal, sending.pages)
         if not writes:
@@ -182,50 +191,80 @@ class ListLoad:
         return True
 
     def _stop_half_way(self) -> None:
-        if self._sending is not None and (not self._usable() or self._cancelled()):
-            self._skipped.append(self._sending.list_id)
-            self._dropped.append(self._sending.pages)
+        if (self._sending is not None or self._ready) and (not self._usable() or self._cancelled()):
+            stopped = [*self._ready] if self._sending is None else [self._sending, *self._ready]
+            self._skipped += [sending.list_id for sending in stopped]
+            self._dropped += [sending.pages for sending in stopped]
             self._sending = None
+            self._ready.clear()
 
-    def _take_next(self) -> _Sending | None:
-        """The next list that gets pages; those before it that get none are noted."""
-        for list_id in self._waiting:
-            self.unclaimed_pages -= self._claims.pop(list_id, 0)
-            nbytes = int(self._index.piece_bytes[list_id])
-            if nbytes == 0:  # nothing to move, nothing to scan
+    def _take_next(self, room: int) -> _Sending | None:
+        """The next list that has pages; where none has, the next ones get them, as many as fill ``room`` pages."""
+        while not self._ready and self._looked_at < len(self._lists):
+            first = self._looked_at
+            after = int(np.searchsorted(np.cumsum(self._counts[first : first + room]), room)) + 1
+            self._looked_at = min(first + after, len(self._lists))
+            self._take(slice(first, self._looked_at))
+        if not self._ready:
+            return None
+        # Held by the load from here on: reading its codes may fail.
+        sending = self._sending = self._ready.popleft()
+        pinned = None if self._pinned is None else self._pinned.find(sending.list_id)
+        sending.source = pinned or self._index.piece_codes(sending.list_id).reshape(-1)
+        return sending
+
+    def _take(self, places: slice) -> None:
+        """Gives lists their pages; those that get none are noted."""
+        lists, counts = self._lists[places], self._counts[places]
+        self.unclaimed_pages -= int(self._claims[places].sum())
+        # Before it is asked whether a list is in quarantine: what turns out to be damaged later is then seen.
+        seen = self._index.integrity.seen
+        stopped = not self._usable() or self._cancelled()
+        present = self._store.current.list_device[lists] >= 0
+        refused, most = self._damaged(lists) | stopped, self._arena.pages.n_pages
+        chosen: list[int] = []
+        every = zip(lists.tolist(), counts.tolist(), present.tolist(), refused.tolist(), strict=True)
+        for at, (list_id, count, is_present, is_refused) in enumerate(every):
+            if count == 0:  # nothing to move, nothing to scan
                 continue
-            if list_id in self._seen or self._store.current.list_device[list_id] >= 0:
+            if is_present or list_id in self._seen:
                 self._present.append(list_id)
-                continue
-            n_pages = -(-nbytes // self._arena.geometry.page_bytes)
-            # Before it is asked whether the list is in quarantine: what turns out to be damaged later is then seen.
-            seen = self._index.integrity.seen
-            if not self._usable() or self._cancelled() or self._damaged(list_id):
+            elif is_refused:
                 self._skipped.append(list_id)
-            elif n_pages > self._arena.pages.n_pages:
+            elif count > most:
                 self._too_large.append(list_id)
-            elif (pages := self._arena.pages.allocate(n_pages)) is None:
-                self._skipped.append(list_id)
             else:
+                chosen.append(at)
                 self._seen[list_id] = seen
-                # Held by the load from here on: reading its codes may fail.
-                self._sending = _Sending(list_id, pages, np.empty(0, dtype=np.uint8))
-                pinned = None if self._pinned is None else self._pinned.find(list_id)
-                self._sending.source = pinned or self._index.piece_codes(list_id).reshape(-1)
-                return self._sending
-        return None
+        if not chosen:
+            return
+        counts = counts[chosen]
+        pages, found = self._arena.pages.allocate_each(counts)
+        end = 0
+        for list_id, count, got in zip(lists[chosen].tolist(), counts.tolist(), found, strict=True):
+            if got:
+                self._ready.append(_Sending(list_id, pages[end : end + count], _NOTHING))
+                end += count
+            else:
+                self._skipped.append(list_id)
+                del self._seen[list_id]
 
-    def _writes(self, sending: _Sending, n_pages: int) -> Iterator[Write]:
+    def _writes(self, sending: _Sending, n_pages: int) -> list[Write]:
         """The next ``n_pages`` of a list: one write, or one for each run of pinned pages."""
-        first, source = sending.n_sent, sending.source
-        pages = sending.pages[first : first + n_pages]
-        if isinstance(source, PinnedList):
-            for count, part in source.cut(first, n_pages):
-                yield Write(pages[:count], part)
-                pages = pages[count:]
-        else:
+        first, source, pages = sending.n_sent, sending.source, sending.pages
+        if n_pages < len(pages):
+            pages = pages[first : first + n_pages]
+        if not isinstance(source, PinnedList):
             page_bytes = self._arena.geometry.page_bytes
-            yield Write(pages, source[first * page_bytes : (first + n_pages) * page_bytes])
+            return [Write(pages, source[first * page_bytes : (first + n_pages) * page_bytes])]
+        parts = source.cut(first, n_pages)
+        if len(parts) == 1:
+            return [Write(pages, parts[0][1])]
+        writes = []
+        for count, part in parts:
+            writes.append(Write(pages[:count], part))
+            pages = pages[count:]
+        return writes
 
     # Landing
 
@@ -247,9 +286,11 @@ class ListLoad:
         elif landed:
             self._publish(landed)
 
-    def _damaged(self, list_id: int) -> bool:
+    def _damaged(self, lists: I64) -> npt.NDArray[np.bool_]:
         quarantined = self._index.integrity.quarantined
-        return quarantined is not None and bool(quarantined[list_id % self._index.nlist])
+        if quarantined is None:
+            return np.zeros(len(lists), dtype=np.bool_)
+        return quarantined[lists % self._index.nlist]
 
     def _publish(self, landed: dict[int, tuple[int, I32]]) -> None:
         # What was read may be what was damaged.
@@ -258,13 +299,13 @@ class ListLoad:
             self._arena.pages.free(landed.pop(list_id)[1])
             self._skipped.append(list_id)
         snapshot = self._store.publish(landed)
-        for list_id, (device, pages) in landed.items():
-            # Another load may have brought the list first; the store has given these pages back then.
-            if snapshot.holds(list_id, device, pages):
-                self._loaded.append(list_id)
-                self._nbytes += len(pages) * self._arena.geometry.page_bytes
-            else:
-                self._present.append(list_id)
+        lists = np.fromiter(landed, dtype=np.int64)
+        first = np.array([pages[0] for _, pages in landed.values()], dtype=np.int32)
+        taken = snapshot.begin_at(lists, self._ordinal, first)
+        # Another load may have brought a list first; the store has given these pages back then.
+        self._loaded += lists[taken].tolist()
+        self._present += lists[~taken].tolist()
+        self._nbytes += int(snapshot.page_counts[lists[taken]].sum()) * self._arena.geometry.page_bytes
 
 
 class ReadBack:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -46,12 +46,13 @@ class PinReport:
     late: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostPages:
+class HostPages(NamedTuple):
     """Consecutive pages in one block: ``block`` is (n_slots, page_bytes) uint8 on the host."""
 
     block: torch.Tensor
     slot: int
+    #: Where they begin.
+    address: int
     #: Whose pages these are: they stay as they are while anybody has this.
     owner: PinnedList | None = None
 
@@ -65,14 +66,22 @@ class PinnedList:
         #: In the order of the list's pages.
         self.runs = runs
 
-    def cut(self, first: int, n_pages: int) -> Iterator[tuple[int, HostPages]]:
+    def cut(self, first: int, n_pages: int) -> list[tuple[int, HostPages]]:
         """Pages ``first`` .. ``first + n_pages - 1``: how many follow each other, and where they lie."""
+        if len(self.runs) == 1:
+            (run,) = self.runs
+            slot = run.first + first
+            taken = min(run.n_pages - first, n_pages)
+            return [(taken, HostPages(run.block.data, slot, run.block.address_of(slot), self))]
+        parts = []
         for run in self.runs:
             taken = min(run.n_pages - first, n_pages)
             if taken > 0:
-                yield taken, HostPages(run.block.data, run.first + first, self)
+                slot = run.first + first
+                parts.append((taken, HostPages(run.block.data, slot, run.block.address_of(slot), self)))
                 n_pages -= taken
             first = max(0, first - run.n_pages)
+        return parts
 
 
 class PinnedMemory:

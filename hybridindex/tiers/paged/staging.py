@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hybridindex.errors import DeviceError
-from hybridindex.tiers.paged.pinned import HostPages
-from hybridindex.tiers.paged.streams import CopyMark
-from hybridindex.types import I32, U8
+from hybridindex.extension import native
+from hybridindex.tiers.paged.streams import Copies, CopyMark
+from hybridindex.types import I32, I64, U8
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StagingBuffer", "StagingRing", "merge_runs"]
+__all__ = ["Placed", "StagingBuffer", "StagingRing", "merge_pages", "merge_runs"]
 
 #: Bytes of one copy at most: a query's tables, which go to the same device meanwhile, wait for no longer one.
 _MOST_COPIED = 4 << 20
+
+
+class Placed(NamedTuple):
+    """Pages of one list, and where on the host their bytes lie, one page after the other: an address."""
+
+    pages: I32
+    source: int
 
 
 @dataclass(slots=True)
@@ -30,18 +37,19 @@ class StagingBuffer:
     """``n_slots`` pages of host memory, filled from the front: data is (n_slots, page_bytes) uint8."""
 
     data: torch.Tensor
+    #: ``data``, flat, and where it begins.
+    flat: U8
+    address: int
     #: Behind the last copies out of it; None when nothing reads it.
     mark: CopyMark | None = None
     n_filled: int = 0
 
-    def fill(self, n_pages: int, codes: U8) -> HostPages:
-        """Puts ``codes`` (rows, code_size), which take ``n_pages`` pages, behind what is filled."""
-        flat = codes.reshape(-1)
-        rows = self.data[self.n_filled : self.n_filled + n_pages].view(-1)
-        np.copyto(rows[: len(flat)].numpy(), flat)
-        filled = HostPages(self.data, self.n_filled)
+    def fill(self, n_pages: int, codes: U8) -> int:
+        """Puts ``codes`` (rows, code_size), which take ``n_pages`` pages, behind what is filled; where that is."""
+        source, at = codes.reshape(-1), self.n_filled * self.data.shape[1]
+        np.copyto(self.flat[at : at + len(source)], source)
         self.n_filled += n_pages
-        return filled
+        return self.address + at
 
 
 class StagingRing:
@@ -66,7 +74,7 @@ class StagingRing:
             DeviceError: the host has no such memory left.
         """
         if not self._buffers:
-            self._buffers = [StagingBuffer(data) for data in self._allocate()]
+            self._buffers = [StagingBuffer(data, data.view(-1).numpy(), data.data_ptr()) for data in self._allocate()]
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % self._n_buffers
         return buffer
@@ -88,29 +96,32 @@ class StagingRing:
         self._buffers = []
 
 
-def merge_runs(arena: torch.Tensor, placed: Sequence[tuple[I32, HostPages]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The fewest copies (rows of ``arena``, rows of a host block) that bring every list to its pages, none of more than
-    4 MiB or a page.
+def merge_runs(placed: Sequence[Placed], base: int, page_bytes: int) -> Copies:
+    """The fewest copies that bring every part of a list to its pages, none of more than 4 MiB or a page.
 
     Args:
-        arena: (n_pages, page_bytes) uint8.
-        placed: pages (n,) int32 of each part of a list, and where on the host they lie.
+        placed: parts of lists.
+        base: where the arena begins, as an address; pages lie there by number.
     """
-    # Once per buffer, and the bus waits for it. A send has some ten lists of some ten pages, and on so few numbers
-    # Python's own are faster than numpy.
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    most = max(1, _MOST_COPIED // arena.shape[1])
-    block, page, slot, length = placed[0][1].block, int(placed[0][0][0]), placed[0][1].slot, 0
-    for pages, source in placed:
-        numbers = pages.tolist()
-        first, n = numbers[0], len(numbers)
-        step = min(n, most) if numbers == list(range(first, first + n)) else 1
-        runs = [(numbers[at], min(step, n - at)) for at in range(0, n, step)]
-        at = source.slot
-        for number, count in runs:
-            if number != page + length or at != slot + length or source.block is not block or length + count > most:
-                copies.append((arena[page : page + length], block[slot : slot + length]))
-                block, page, slot, length = source.block, number, at, 0
-            length += count
-            at += count
-    return [*copies, (arena[page : page + length], block[slot : slot + length])]
+    pages = np.concatenate([part.pages for part in placed])
+    counts = np.array([len(part.pages) for part in placed], dtype=np.int64)
+    sources = np.array([part.source for part in placed], dtype=np.int64)
+    most = max(page_bytes, _MOST_COPIED)
+    if native is None:
+        return merge_pages(pages, counts, sources, base, page_bytes, most)
+    return Copies(*native.merge_runs(pages, counts, sources, base, page_bytes, most))
+
+
+def merge_pages(pages: I32, counts: I64, sources: I64, base: int, page_bytes: int, most: int) -> Copies:
+    """As the extension does it, where that is missing: pages (n,), and of each part how many of them and where on the
+    host they begin."""
+    ends = np.cumsum(counts)
+    target = base + pages.astype(np.int64) * page_bytes
+    source = np.repeat(sources - (ends - counts) * page_bytes, counts) + np.arange(len(pages)) * page_bytes
+    joined = (np.diff(target) == page_bytes) & (np.diff(source) == page_bytes)
+    # Runs are cut from their beginning on.
+    place = np.arange(len(pages))
+    first = np.concatenate(([True], ~joined))
+    within = place - np.maximum.accumulate(np.where(first, place, 0))
+    starts = np.flatnonzero(within % (most // page_bytes) == 0)
+    return Copies(target[starts], source[starts], np.diff(starts, append=len(pages)) * page_bytes)

@@ -78,7 +78,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def no_page_of_a_leased_snapshot_is_free(self):
         self.store.check_invariants()
         self.pages.check_invariants()
-        free = {p for s, n in zip(self.pages._starts, self.pages._lengths, strict=True) for p in range(s, s + n)}
+        free = set(self.pages.free_pages().tolist())
         for snapshot in [self.store.current, *(lease.residency for lease in self.open)]:
             for list_id in snapshot.resident_lists():
                 assert free.isdisjoint(snapshot.list_pages[list_id].tolist())

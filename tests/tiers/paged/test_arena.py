@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from hybridindex.errors import OutOfBudgetError
+from hybridindex.extension import native
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.address_range import HostRange
-from hybridindex.tiers.paged.arena import PageAllocator, PageArena, page_runs
+from hybridindex.tiers.paged.arena import FreeRuns, PageAllocator, PageArena, page_runs
 from tests.examples import examples
 
 N_PAGES = 24
@@ -50,6 +51,79 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = examples(60, stateful_step_count=40)
 test_allocator = AllocatorMachine.TestCase
+
+
+@pytest.mark.skipif(native is None, reason="the extension is missing")
+class RunsMachine(RuleBasedStateMachine):
+    """The extension finds the same pages as Python."""
+
+    held = Bundle("held")
+
+    def __init__(self):
+        super().__init__()
+        self.both = native.FreeRuns(), FreeRuns()
+        self.ask(lambda runs: runs.add(0, N_PAGES))
+
+    def ask(self, question):
+        """What both say."""
+        ours, theirs = (question(runs) for runs in self.both)
+        np.testing.assert_equal(ours, theirs)
+        return ours
+
+    @rule(target=held, n=st.integers(1, 10), whole=st.booleans())
+    def allocate(self, n, whole):
+        pages = self.ask(lambda runs: runs.allocate(n, whole))
+        return multiple() if pages is None else pages
+
+    @rule(target=held, counts=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    def allocate_each(self, counts):
+        pages, found = self.ask(lambda runs: runs.allocate_each(np.array(counts, dtype=np.int64)))
+        assert len(pages) == sum(n for n, got in zip(counts, found, strict=True) if got)
+        return pages
+
+    @rule(pages=consumes(held))
+    def free(self, pages):
+        self.ask(lambda runs: runs.free(pages))
+
+    @rule(start=st.integers(0, N_PAGES), n=st.integers(1, 4))
+    def withdraw_and_add(self, start, n):
+        if self.ask(lambda runs: runs.withdraw(start, n)):
+            self.ask(lambda runs: runs.pages())
+            self.ask(lambda runs: runs.add(start, n))
+
+    @rule(start=st.integers(-1, N_PAGES), n=st.integers(1, 4))
+    def free_what_is_free(self, start, n):
+        free = set(self.both[1].pages().tolist())
+        if start < 0 or free & set(range(start, start + n)):
+            for runs in self.both:
+                with pytest.raises(ValueError, match=r"freed twice|outside"):
+                    runs.add(start, n)
+
+    @invariant()
+    def both_know_the_same(self):
+        self.ask(lambda runs: (runs.n_free, runs.end, runs.pages().tolist()))
+
+
+RunsMachine.TestCase.settings = examples(60, stateful_step_count=40)
+test_runs = RunsMachine.TestCase
+
+
+def test_scattered_pages_come_in_as_few_pieces_as_there_are():
+    pages = PageAllocator(20)
+    every = pages.allocate(20)
+    for run in (every[1:2], every[4:5], every[7:11], every[13:16]):
+        pages.free(run)
+    assert pages.allocate(5, whole=True) is None
+    assert pages.allocate(5).tolist() == [7, 8, 9, 10, 13]
+    # The shortest run that has room, so that long ones stay.
+    assert pages.allocate(1).tolist() == [1]
+    assert pages.allocate_each(np.array([2, 9, 1], dtype=np.int64))[1] == [True, False, True]
+    assert pages.n_free == 0
+
+
+def test_a_page_of_no_arena_is_not_freed():
+    with pytest.raises(ValueError, match="outside"):
+        PageAllocator(4).free(np.array([9], dtype=np.int32))
 
 
 #: 3,000 bytes a page, four pages a block: blocks and the system's pages do not line up.
@@ -145,7 +219,7 @@ def test_freeing_twice_is_caught():
     pages = PageAllocator(4)
     taken = pages.allocate(2)
     pages.free(taken)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="freed twice"):
         pages.free(taken)
 
 

@@ -29,7 +29,7 @@ def view(request, tmp_path_factory):
 
 
 def full_tier(view, rows_per_page):
-    """A tier without a spare page, every list resident, some of them in the gaps that others left."""
+    """A tier without a spare page, every list resident, some of them in every second page."""
     page_bytes = rows_per_page * view.code_size
     geometry = PageGeometry.for_code_size(view.code_size, page_bytes, group_rows=16)
     wanted = int(geometry.pages_for(view.list_sizes).sum()) * geometry.page_bytes
@@ -38,9 +38,12 @@ def full_tier(view, rows_per_page):
     )
     assert tier.geometry == geometry
     store = ResidencyStore(view.nlist, lambda _d, pages: tier.arena.pages.free(pages))
-    tier.load(range(view.nlist), store).result()
-    store.publish({}, drops=range(0, view.nlist, 2))
-    tier.load(sorted(range(0, view.nlist, 2), key=lambda i: view.list_sizes[i]), store).result()
+    held = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
+    for part in (held[::2], held[1::2]):
+        for page in part:
+            tier.arena.pages.free(page)
+        tier.load(range(view.nlist), store).result()
+    assert store.current.n_resident == np.count_nonzero(view.list_sizes)
     return tier, store
 
 

@@ -13,8 +13,8 @@ from hybridindex.paging import PageGeometry
 from hybridindex.tiers.paged import staging
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Write, open_copier
-from hybridindex.tiers.paged.pinned import HostPages, PinnedMemory
-from hybridindex.tiers.paged.staging import merge_runs
+from hybridindex.tiers.paged.pinned import PinnedMemory
+from hybridindex.tiers.paged.staging import Placed, merge_runs
 from tests.tiers.late_stream import LateStream
 
 GEOMETRY = PageGeometry(code_size=4, rows_per_page=2)
@@ -98,33 +98,53 @@ def test_pages_that_a_failed_copy_may_still_write_are_kept():
     assert arena.pages.n_free == N_PAGES
 
 
+PAGE = 32
+
+
+def merged(*placed):
+    """Copies by the extension and by numpy: first page on the device, first page on the host, pages."""
+    parts = [Placed(np.array(pages, np.int32), 1000 + PAGE * slot) for pages, slot in placed]
+    made = merge_runs(parts, 5000, PAGE)
+    pages = np.concatenate([part.pages for part in parts])
+    counts = np.array([len(part.pages) for part in parts])
+    sources = np.array([part.source for part in parts])
+    other = staging.merge_pages(pages, counts, sources, 5000, PAGE, max(PAGE, staging._MOST_COPIED))
+    np.testing.assert_array_equal(other, made)
+    targets, sources, nbytes = made
+    return ((targets - 5000) // PAGE).tolist(), ((sources - 1000) // PAGE).tolist(), (nbytes // PAGE).tolist()
+
+
 def test_runs_that_continue_on_both_sides_are_one_copy():
-    arena, other = torch.zeros((12, 8)), torch.zeros((12, 8))
-    block = torch.zeros((12, 8))
-
-    def runs(*placed):
-        copies = merge_runs(arena, [(np.array(pages, np.int32), HostPages(b, slot)) for pages, b, slot in placed])
-        return [(t.data_ptr() - arena.data_ptr()) // 32 for t, _ in copies], [len(t) for t, _ in copies]
-
-    assert runs(([2, 3], block, 0), ([4], block, 2), ([5, 6], block, 3)) == ([2], [5])
-    assert runs(([2, 3], block, 0), ([7], block, 2)) == ([2, 7], [2, 1])
-    # Neighbours on the device that are none on the host, or lie in two blocks.
-    assert runs(([2, 3], block, 0), ([4], block, 5)) == ([2, 4], [2, 1])
-    assert runs(([2, 3], block, 0), ([4], other, 2)) == ([2, 4], [2, 1])
-    assert runs(
-        ([4, 2, 3], block, 0),
-    ) == ([4, 2], [1, 2])
+    assert merged(([2, 3], 0), ([4], 2), ([5, 6], 3)) == ([2], [0], [5])
+    assert merged(([2, 3], 0), ([7], 2)) == ([2, 7], [0, 2], [2, 1])
+    # Neighbours on the device that are none on the host.
+    assert merged(([2, 3], 0), ([4], 5)) == ([2, 4], [0, 5], [2, 1])
+    assert merged(([4, 2, 3], 0)) == ([4, 2], [0, 1], [1, 2])
 
 
 def test_no_copy_is_so_long_that_a_query_would_wait_for_it(monkeypatch):
-    monkeypatch.setattr(staging, "_MOST_COPIED", 3 * 32)
-    arena, block = torch.zeros((20, 32), dtype=torch.uint8), torch.zeros((20, 32), dtype=torch.uint8)
+    monkeypatch.setattr(staging, "_MOST_COPIED", 3 * PAGE)
     placed = [([0, 1], 0), ([2, 3], 2), (list(range(4, 12)), 4)]
-    copies = merge_runs(arena, [(np.array(pages, np.int32), HostPages(block, slot)) for pages, slot in placed])
-    assert [len(target) for target, _ in copies] == [2, 2, 3, 3, 2]
-    for at, (target, source) in zip((0, 2, 4, 7, 10), copies, strict=True):
-        assert target.data_ptr() == arena[at].data_ptr()
-        assert source.data_ptr() == block[at].data_ptr()
+    assert merged(*placed) == ([0, 3, 6, 9], [0, 3, 6, 9], [3, 3, 3, 3])
+    # Never less than a page.
+    monkeypatch.setattr(staging, "_MOST_COPIED", 1)
+    assert merged(([4, 5], 0)) == ([4, 5], [0, 1], [1, 1])
+
+
+@given(data=st.data(), most=st.integers(1, 5))
+def test_numpy_merges_as_the_extension_does(data, most):
+    pages = data.draw(st.permutations(range(12)))
+    cuts = sorted({*data.draw(st.lists(st.integers(1, 11), max_size=4)), 12})
+    parts = [pages[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
+    slots = [data.draw(st.integers(0, 3)) + 20 * number for number in range(len(parts))]
+    if data.draw(st.booleans()):  # one after the other
+        slots = np.cumsum([0, *map(len, parts)])[:-1].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "_MOST_COPIED", most * PAGE)
+        targets, sources, counts = merged(*zip(parts, slots, strict=True))
+    assert max(counts) <= most
+    every = [(t + i, s + i) for t, s, n in zip(targets, sources, counts, strict=True) for i in range(n)]
+    assert every == [(page, slot + i) for part, slot in zip(parts, slots, strict=True) for i, page in enumerate(part)]
 
 
 def test_lists_of_one_send_share_a_buffer_and_a_copy():

@@ -97,7 +97,7 @@ def test_what_it_is_about_to_take_is_known_at_any_time(bench, large):
 
 
 def test_a_load_that_failed_claims_nothing(bench, large):
-    load = bench.load([large, 5])
+    load = bench.load([large, *range(NLIST)])
     load.step()
     assert load.unclaimed_pages > 0
     load.abort(RuntimeError("gone"))
@@ -229,13 +229,13 @@ def test_a_list_whose_damage_is_found_as_it_is_taken_is_not_published(bench, ind
     list_id = int(np.flatnonzero(index.list_sizes)[0])
     integrity = index.integrity
     load = bench.load([list_id])
-    allocate = bench.arena.pages.allocate
+    allocate = bench.arena.pages.allocate_each
 
-    def found_meanwhile(n_pages):
+    def found_meanwhile(counts):
         integrity.quarantine([list_id])
-        return allocate(n_pages)
+        return allocate(counts)
 
-    monkeypatch.setattr(bench.arena.pages, "allocate", found_meanwhile)
+    monkeypatch.setattr(bench.arena.pages, "allocate_each", found_meanwhile)
     try:
         while load.step():
             pass
