@@ -323,13 +323,14 @@ class RouterConfig:
         ),
     ] = True
     pin_host_lists: Annotated[
-        int,
+        int | None,
         Setting(
             help="Most bytes of page-locked host memory, for the hottest lists that the plan leaves on the host: "
-            "sessions fetch them at the bus's full speed. The host scans the mapped file as ever.",
+            "sessions fetch them at the bus's full speed. The host scans the mapped file as ever. Default on a GPU an "
+            "eighth of the memory that is available, none on the stand-in. 0: none.",
             is_bytes=True,
         ),
-    ] = 0
+    ] = None
     warm_bytes: Annotated[
         int | None,
         Setting(
@@ -399,7 +400,8 @@ class RouterConfig:
             raise InvalidInputError(f"cache_fraction is {self.cache_fraction!r}; expected a number from 0 to 1")
         if not isinstance(health, HealthPolicy):
             raise InvalidInputError(f"health is {health!r}; expected a HealthPolicy")
-        _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
+        if self.pin_host_lists is not None:
+            _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
         if self.warm_bytes is not None:
             _set(self, "warm_bytes", check_bytes("warm_bytes", self.warm_bytes))
         _set(self, "scrub_bytes_per_s", check_bytes("scrub_bytes_per_s", self.scrub_bytes_per_s))
@@ -418,6 +420,13 @@ class RouterConfig:
                 "all, or one each"
             )
         return budgets
+
+    @property
+    def pins_lists(self) -> bool:
+        """Whether lists may lie in page-locked host memory."""
+        if self.pin_host_lists is None:
+            return any(name != "cpu" for name in self.devices)
+        return self.pin_host_lists > 0
 
     def updated(self, changes: RouterSettings) -> RouterConfig:
         """A copy in which ``changes`` replace what was said before; ``health=None``: as before."""
@@ -442,7 +451,7 @@ class RouterOptions(TypedDict, total=False):
     cache_fraction: float
     shrink_arenas: bool
     health: HealthPolicy | None
-    pin_host_lists: int
+    pin_host_lists: int | None
     warm_bytes: int | None
     scrub_bytes_per_s: int
     wait_for_lists: bool

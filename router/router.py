@@ -82,7 +82,7 @@ class Router(OfOneProcess):
         self.config = config = (config or RouterConfig()).updated(settings)
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
-        self._windows = Windows(config.window_ms, llm, pinned=config.pin_host_lists > 0)
+        self._windows = Windows(config.window_ms, llm, pinned=config.pins_lists)
         self._stats = StatsCounter()
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []

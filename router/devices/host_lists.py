@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.warm import available_bytes
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.pinned import PinnedMemory
@@ -28,19 +29,25 @@ __all__ = ["HostLists"]
 
 _log = logging.getLogger(__name__)
 
+#: Of the memory that is available, what lists may take where nothing else is said: such memory cannot be swapped out.
+_SHARE_OF_MEMORY = 8
+
 
 class HostLists:
     """Owner of the memory, which the devices of a router share. ``choose`` under the lock of who places plans."""
 
-    def __init__(self, index: IVFIndex, geometry: PageGeometry, limit_bytes: int) -> None:
-        """``limit_bytes``: most bytes of host memory; 0: none is taken."""
+    def __init__(self, index: IVFIndex, geometry: PageGeometry, limit_bytes: int | None) -> None:
+        """``limit_bytes``: most bytes of host memory; 0: none is taken. None: a share of what there is, for GPUs."""
         self._index = index
         self._geometry = geometry
         self._limit_bytes = limit_bytes
         self._memory: PinnedMemory | None = None
         self._stop = threading.Event()
         #: Whether there is more to be had: no device was ready, or copies on their way still read what is to go.
-        self.due = limit_bytes > 0
+        self.due = False
+        #: Whether a choice is made when it is asked for. Nobody asked for a share of the memory: the opening does not
+        #: wait for it, the recovery thread brings the lists.
+        self._at_once = limit_bytes is not None
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +65,12 @@ class HostLists:
 
     def memory_for(self, device_name: str) -> PinnedMemory | None:
         """What a tier on that device fetches from; the first one decides whether it is page-locked."""
+        locked = device_name != "cpu"
+        if self._limit_bytes is None and locked:
+            self._limit_bytes = available_bytes() // _SHARE_OF_MEMORY
         if self._limit_bytes and self._memory is None:
-            locked = device_name != "cpu"
             self._memory = PinnedMemory(self._geometry, page_locked=locked, limit_bytes=self._limit_bytes)
+            self.due = True
         return self._memory
 
     def choose(
@@ -75,6 +85,9 @@ class HostLists:
         """
         memory = self._memory
         if memory is None or not any(tier.usable for tier in tiers):
+            return
+        if not self._at_once:
+            self._at_once = True
             return
         lists = self._hottest_first(plan, tiers)
         quarantined = self._index.integrity.quarantined

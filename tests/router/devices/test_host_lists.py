@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError
+from hybridindex.paging import PageGeometry
 from hybridindex.router import Router
 from hybridindex.router.devices import host_lists
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
@@ -274,6 +276,48 @@ def test_lists_are_pinned_when_a_device_without_room_has_been_opened(flat, full,
         monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
         router._served.recovery.try_failed()
         assert router.stats().pinned_host_bytes > 0
+
+
+def test_a_gpu_has_a_share_of_the_memory_and_the_stand_in_none(flat, monkeypatch):
+    monkeypatch.setattr(host_lists, "available_bytes", lambda: 8 * LIMIT)
+    geometry = PageGeometry.for_code_size(flat.code_size)
+
+    def limit_of(limit_bytes, device):
+        lists = host_lists.HostLists(flat, geometry, limit_bytes)
+        made = lists.memory_for(device)
+        assert lists.due == (made is not None)
+        return None if made is None else (made._blocks._limit_bytes, made._blocks._page_locked)
+
+    assert limit_of(None, "cuda:0") == (LIMIT, True)
+    assert limit_of(None, "cpu") is None
+    assert limit_of(0, "cuda:0") is None
+    assert limit_of(5000, "cuda:0") == (5000, True)
+    assert limit_of(5000, "cpu") == (5000, False)
+    # The stand-in beside a GPU fetches from what there is.
+    lists = host_lists.HostLists(flat, geometry, None)
+    assert lists.memory_for("cpu") is None
+    assert lists.memory_for("cuda:0") is lists.memory_for("cpu") is not None
+
+
+def test_an_opening_does_not_wait_for_lists_that_nobody_asked_for(flat, monkeypatch):
+    monkeypatch.setattr(host_lists, "available_bytes", lambda: 8 * LIMIT)
+    lists = host_lists.HostLists(flat, PageGeometry.for_code_size(flat.code_size), None)
+    memory = lists.memory_for("cuda:0")
+    # No page is locked here.
+    monkeypatch.setattr(memory._blocks, "_page_locked", False)
+    tiers = [SimpleNamespace(usable=True, ordinal=0, disabled_reason="")]
+    lists.choose(None, tiers, lambda: False)
+    assert (len(lists.list_ids()), lists.due) == (0, True)
+    lists.choose(None, tiers, lambda: False, 0.5)
+    assert (len(lists.list_ids()), lists.due) == (N_PINNED, False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "pin_host_lists", "pins"),
+    [((), None, False), (("cpu",), None, False), (("cpu", "cuda:0"), None, True), (("cuda:0",), 0, False)],
+)
+def test_windows_reckon_with_page_locked_memory_where_there_is_some(devices, pin_host_lists, pins):
+    assert RouterConfig(devices=devices, pin_host_lists=pin_host_lists).pins_lists == pins
 
 
 @pytest.mark.parametrize("pin_host_lists", [-1, 1.5, True])
