@@ -11,8 +11,36 @@ namespace hybridindex {
 namespace {
 
 constexpr std::int64_t kAligned = 16;
+// Pages that are written together.
+constexpr std::int64_t kAtOnce = 4;
+// Keys that are sorted by their ranks.
+constexpr std::int64_t kFew = 32;
 constexpr std::int64_t kEmpty = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
+// Ascending, without a branch that depends on a key; for few keys.
+void sort_few(std::int64_t* keys, std::int64_t n) {
+    std::array<std::int64_t, kFew> all;
+    std::copy(keys, keys + n, all.begin());
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t own = all[i];
+        std::int64_t place = 0;
+        for (std::int64_t j = 0; j < i; ++j) place += all[j] <= own;
+        for (std::int64_t j = i + 1; j < n; ++j) place += all[j] < own;
+        keys[place] = own;
+    }
+}
+
+// The last of `n` ascending numbers that is at most `value`, or the first.
+std::int64_t last_at_most(const std::int32_t* numbers, std::int64_t n, std::int64_t value) {
+    const std::int32_t* from = numbers;
+    while (n > 1) {
+        const std::int64_t half = n / 2;
+        from = from[half] <= value ? from + half : from;
+        n -= half;
+    }
+    return from - numbers;
+}
 
 std::int64_t aligned(std::int64_t n) { return (n + kAligned - 1) / kAligned * kAligned; }
 std::int64_t ceiling(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
@@ -21,6 +49,13 @@ std::int64_t ceiling(std::int64_t n, std::int64_t by) { return (n + by - 1) / by
 
 std::int64_t ScanTables::first_absent(const std::int64_t* probes, std::int64_t n, const std::int64_t* list_sizes,
                                       const std::int16_t* list_device, std::int64_t nlist, std::int16_t device) {
+    // As a rule all are there: that is found out without a branch.
+    bool all_there = nlist > 0;
+    for (std::int64_t i = 0; i < n && nlist > 0; ++i) {
+        const bool is_list = static_cast<std::uint64_t>(probes[i]) < static_cast<std::uint64_t>(nlist);
+        all_there &= is_list & (list_device[is_list ? probes[i] : 0] == device);
+    }
+    if (all_there) return -1;
     for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t list = probes[i];
         if (list == -1) continue;
@@ -172,16 +207,26 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
     tile.n_stretches = s;
 
     // Light stretches first.
-    std::int64_t n_light_stretches = 0;
-    for (std::int64_t i = 0; i < s; ++i)
-        if (count_[i] < heavy_from) order_[n_light_stretches++] = static_cast<std::int32_t>(i);
-    for (std::int64_t i = 0, next = n_light_stretches; next < s; ++i)
-        if (count_[i] >= heavy_from) order_[next++] = static_cast<std::int32_t>(i);
-    for (std::int64_t i = 0; i < s; ++i) {
-        const std::int64_t rows = rows_[start + first_pair_[order_[i]]];
-        tile.most_rows = std::max(tile.most_rows, rows);
-        tile.n_items += pages(rows) * ceiling(count_[order_[i]], group_);
-        if (i + 1 == n_light_stretches) tile.n_light = tile.n_items;
+    {
+        const std::int32_t *const count = count_.data(), *const first = first_pair_.data(),
+                           *const rows = rows_.data() + start;
+        std::int32_t *const order = order_.data(), *const heavy = next_member_.data();
+        std::int64_t n_light = 0, n_heavy = 0, items = 0, light_items = 0;
+        std::int32_t most_rows = 0;
+        for (std::int64_t i = 0; i < s; ++i) {
+            const bool is_light = count[i] < heavy_from;
+            order[n_light] = heavy[n_heavy] = static_cast<std::int32_t>(i);
+            n_light += is_light;
+            n_heavy += !is_light;
+            const std::int64_t own = pages(rows[first[i]]) * groups_of(count[i]);
+            items += own;
+            light_items += is_light ? own : 0;
+            most_rows = std::max(most_rows, rows[first[i]]);
+        }
+        std::copy(heavy, heavy + n_heavy, order + n_light);
+        tile.n_items = items;
+        tile.n_light = light_items;
+        tile.most_rows = most_rows;
     }
     if (tile.n_items > kMost) throw std::invalid_argument("too many items for one tile");
 
@@ -233,7 +278,7 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
     for (std::int64_t i = 0; i < s; ++i) {
         const std::int64_t pair = start + first_pair_[order_[i]];
         const std::int32_t count = count_[order_[i]];
-        const std::int32_t n_groups = static_cast<std::int32_t>(ceiling(count, group_));
+        const std::int32_t n_groups = static_cast<std::int32_t>(groups_of(count));
         const std::int64_t n_pages = pages(rows_[pair]);
         const std::int64_t in_log = lists.list_log[list_[pair]] + first_page(pair);
         if (in_log < 0 || in_log + n_pages > lists.n_pages)
@@ -244,13 +289,24 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
         member[i] = next_member_[order_[i]] = members;
         member_end[i] = members += count;
         const std::int32_t* const numbers = lists.page_log + in_log;
-        // Few: a call would take longer.
-        for (std::int64_t each = 0; each < n_pages; ++each)
-            for (std::int32_t g = 0; g < n_groups; ++g) {
-                *page++ = numbers[each];
-                *stretch++ = static_cast<std::int32_t>(i);
-            }
-        items += static_cast<std::int32_t>(n_pages * n_groups);
+        const std::int32_t n_items = static_cast<std::int32_t>(n_pages * n_groups), number = static_cast<std::int32_t>(i);
+        if (n_groups == 1 && items + n_pages + kAtOnce <= tile.n_items && in_log + n_pages + kAtOnce <= lists.n_pages) {
+            // As many at once as most lists have, whatever they have: what is too much is overwritten by the next.
+            for (std::int64_t each = 0; each < n_pages; each += kAtOnce)
+                for (std::int64_t k = 0; k < kAtOnce; ++k) {
+                    page[each + k] = numbers[each + k];
+                    stretch[each + k] = number;
+                }
+        } else {
+            for (std::int64_t each = 0; each < n_pages; ++each)
+                for (std::int32_t g = 0; g < n_groups; ++g) {
+                    page[each * n_groups + g] = numbers[each];
+                    stretch[each * n_groups + g] = number;
+                }
+        }
+        page += n_items;
+        stretch += n_items;
+        items += n_items;
     }
     for (std::int64_t q = 0; q < tile.n_queries; ++q)
         for (std::int32_t i = query_pairs_[q]; i < query_pairs_[q + 1]; ++i) {
@@ -276,8 +332,11 @@ std::int64_t ScanTables::answers(std::int64_t* keys, std::int64_t n, std::int64_
     std::int64_t filled = 0;
     for (std::int64_t q = 0; q < n; ++q) {
         std::int64_t* const own = keys + q * kept;
-        std::sort(own, own + kept);
-        const auto first = pair_slots_.begin() + query_pairs_[q], last = pair_slots_.begin() + query_pairs_[q + 1];
+        if (kept <= kFew)
+            sort_few(own, kept);
+        else
+            std::sort(own, own + kept);
+        const std::int32_t first = query_pairs_[q], n_pairs = query_pairs_[q + 1] - first;
         for (std::int64_t j = 0; j < k; ++j) {
             float& distance = distances[q * k + j];
             std::int64_t& position = positions[q * k + j];
@@ -290,11 +349,10 @@ std::int64_t ScanTables::answers(std::int64_t* keys, std::int64_t n, std::int64_
             const std::int64_t slot = own[j] & 0xFFFFFFFF;
             const float value = std::bit_cast<float>(ordered ^ ((ordered >> 31) & 0x7FFFFFFF));
             distance = keep_max ? -value : value;
-            const auto found = std::upper_bound(first, last, slot);
-            if (found == first) throw std::out_of_range("a device answered with a row that was not asked for");
-            const std::int64_t pair = start_ + (found - 1 - pair_slots_.begin());
-            const std::int64_t row = slot - found[-1];
-            if (row >= rows_[pair]) throw std::out_of_range("a device answered with a row that was not asked for");
+            const std::int64_t own_pair = first + (n_pairs ? last_at_most(&pair_slots_[first], n_pairs, slot) : 0);
+            const std::int64_t pair = start_ + own_pair, row = n_pairs ? slot - pair_slots_[own_pair] : -1;
+            if (row < 0 || row >= rows_[pair])
+                throw std::out_of_range("a device answered with a row that was not asked for");
             position = static_cast<std::int64_t>(list_[pair]) << 32 | (first_page(pair) * rows_per_page_ + row);
             ++filled;
         }

@@ -91,6 +91,11 @@ private:
         return static_cast<std::int64_t>(wide >> 64);
     }
 
+    // Groups of some members: one as a rule, and then without a division.
+    std::int64_t groups_of(std::int64_t members) const {
+        return members <= group_ ? 1 : (members + group_ - 1) / group_;
+    }
+
     std::uint64_t inverse_;  // of rows_per_page, in 64 bits behind the point, rounded up
     std::int64_t rows_per_page_, group_, nlist_ = 0, parts_ = 1, max_pages_ = 1;
     std::int64_t n_pairs_ = 0, all_rows_ = 0, all_items_ = 0;

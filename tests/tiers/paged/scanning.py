@@ -10,7 +10,18 @@ from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.triton_scanner import TritonScanner
 
-__all__ = ["scanning"]
+__all__ = ["fill_with_gaps", "scanning"]
+
+
+def fill_with_gaps(tier, store):
+    """Has every list there, some of them in every second page; no page needs to be spare."""
+    held = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
+    nlist = len(store.current.list_device)
+    for part in (held[::2], held[1::2]):
+        for page in part:
+            tier.arena.pages.free(page)
+        report = tier.load(range(nlist), store).result()
+    assert not report.skipped
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from tests.clustered import NLIST, clustered, small_index
 from tests.coded import with_codes
+from tests.tiers.paged.scanning import fill_with_gaps
 
 CASES = [(bits, metric) for bits in (1, 2, 4) for metric in ("ip", "l2")]
 
@@ -38,12 +39,7 @@ def full_tier(view, rows_per_page):
     )
     assert tier.geometry == geometry
     store = ResidencyStore(view.nlist, lambda _d, pages: tier.arena.pages.free(pages))
-    held = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
-    for part in (held[::2], held[1::2]):
-        for page in part:
-            tier.arena.pages.free(page)
-        tier.load(range(view.nlist), store).result()
-    assert store.current.n_resident == np.count_nonzero(view.list_sizes)
+    fill_with_gaps(tier, store)
     return tier, store
 
 

@@ -17,6 +17,7 @@ from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, clustered, small_index
+from tests.tiers.paged.scanning import fill_with_gaps
 
 CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
 
@@ -29,16 +30,14 @@ def index(request, tmp_path_factory):
 
 
 def full_tier(index, rows_per_page):
-    """A tier without a spare page, every list resident, some of them in the gaps that others left."""
+    """A tier without a spare page, every list resident, some of them in every second page."""
     geometry = PageGeometry(code_size=index.code_size, rows_per_page=rows_per_page)
     wanted = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
     tier = DeviceTier(
         index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=wanted, memory=PagedMemory(page_bytes=geometry.page_bytes)
     )
     store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
-    tier.load(range(index.nlist), store).result()
-    store.publish({}, drops=range(0, index.nlist, 2))
-    tier.load(sorted(range(0, index.nlist, 2), key=lambda i: index.list_sizes[i]), store).result()
+    fill_with_gaps(tier, store)
     return tier, store
 
 
