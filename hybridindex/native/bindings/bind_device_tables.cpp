@@ -86,13 +86,15 @@ void bind_device_tables(nb::module_& m) {
         .def(nb::init<std::int64_t, std::int64_t>(), nb::arg("rows_per_page"), nb::arg("group"))
         .def("take", &take, nb::arg("probes").noconvert(), nb::arg("list_sizes").noconvert(), nb::arg("max_pages"))
         .def(
-            "end_of_tile",
-            [](const ScanTables& tables, std::int64_t start, double per_row, std::int64_t per_item,
-               std::int64_t per_pair, std::int64_t per_query, std::int64_t limit) {
-                return tables.end_of_tile(start, {per_row, per_item, per_pair, per_query, limit});
+            "tiles",
+            [](ScanTables& tables, double per_row, std::int64_t per_item, std::int64_t per_pair,
+               std::int64_t per_query, std::int64_t limit) {
+                nb::list ends;
+                for (const std::int64_t end : tables.tiles({per_row, per_item, per_pair, per_query, limit}))
+                    ends.append(end);
+                return ends;
             },
-            nb::arg("start"), nb::arg("per_row"), nb::arg("per_item"), nb::arg("per_pair"), nb::arg("per_query"),
-            nb::arg("limit"))
+            nb::arg("per_row"), nb::arg("per_item"), nb::arg("per_pair"), nb::arg("per_query"), nb::arg("limit"))
         .def("write", &write, nb::arg("start"), nb::arg("end"), nb::arg("list_log").noconvert(),
              nb::arg("page_log").noconvert(), nb::arg("heavy_from"), nb::arg("chunk"), nb::arg("kept"),
              nb::arg("out").noconvert())

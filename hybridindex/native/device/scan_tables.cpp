@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -77,7 +78,9 @@ std::int64_t ScanTables::take(const std::int64_t* probes, std::int64_t n, std::i
     if (max_pages < 1) throw std::invalid_argument("max_pages must be at least 1");
     if (n * p > kMost || nlist > kMost) throw std::invalid_argument("too many probes or lists");
     nlist_ = nlist;
+    n_probes_ = std::max<std::int64_t>(1, p);
     max_pages_ = max_pages;
+    as_taken_ = true;
     start_ = end_ = 0;
     const std::int64_t longest = max_pages > kMost / rows_per_page_ ? kMost : max_pages * rows_per_page_;
     n_pairs_ = 0;
@@ -132,29 +135,107 @@ std::int64_t ScanTables::take(const std::int64_t* probes, std::int64_t n, std::i
     return n_pairs_ = t;
 }
 
-std::int64_t ScanTables::query_of(std::int64_t pair) const {
-    return std::upper_bound(query_starts_.begin(), query_starts_.end(), pair) - query_starts_.begin() - 1;
+std::int64_t ScanTables::cost(std::int64_t pair, const TileCosts& costs) const {
+    return static_cast<std::int64_t>(std::ceil(rows_[pair] * costs.per_row)) + pages(rows_[pair]) * costs.per_item +
+           costs.per_pair;
 }
 
-std::int64_t ScanTables::end_of_tile(std::int64_t start, const TileCosts& costs) const {
+std::vector<std::int64_t> ScanTables::tiles(const TileCosts& costs, bool by_list) {
     const std::int64_t n = n_pairs_;
-    if (start < 0 || start >= n) throw std::out_of_range("no such pair");
+    if (n == 0) return {};
     // As a rule all pairs fit. A pair's bytes are rounded up.
     const double all = static_cast<double>(all_rows_) * costs.per_row +
                        static_cast<double>(all_items_ * costs.per_item + n * (costs.per_pair + 1) +
                                            (query_of(n - 1) - query_of(0)) * costs.per_query);
-    if (all < static_cast<double>(costs.limit)) return n;
-    std::int64_t cost = 0, query = query_of(start);
+    if (all < static_cast<double>(costs.limit)) return {n};
+    std::vector<std::int64_t> ends;
+    if (by_list && arrange(costs, ends)) return ends;
+    for (std::int64_t start = 0; start < n; start = ends.back()) ends.push_back(end_of_tile(start, costs));
+    return ends;
+}
+
+std::int64_t ScanTables::end_of_tile(std::int64_t start, const TileCosts& costs) const {
+    const std::int64_t n = n_pairs_;
+    std::int64_t total = 0, query = query_of(start);
     for (std::int64_t i = start; i < n; ++i) {
-        cost += static_cast<std::int64_t>(std::ceil(rows_[i] * costs.per_row)) +
-                pages(rows_[i]) * costs.per_item + costs.per_pair;
-        for (; query_starts_[query + 1] <= i; ++query) cost += costs.per_query;
-        if (cost > costs.limit) {
+        total += cost(i, costs);
+        for (; query_starts_[query + 1] <= i; ++query) total += costs.per_query;
+        if (total > costs.limit) {
             if (i == start) throw std::out_of_range("a stretch is too long for the scratch");
             return i;
         }
     }
     return n;
+}
+
+bool ScanTables::arrange(const TileCosts& costs, std::vector<std::int64_t>& ends) {
+    const std::int64_t n = n_pairs_, n_queries = static_cast<std::int64_t>(query_starts_.size()) - 1;
+    // Queries that share tiles take half of one at most.
+    const std::int64_t at_once =
+        std::clamp<std::int64_t>(1 + costs.limit / 2 / std::max<std::int64_t>(1, costs.per_query), 1, n_queries);
+    const std::int64_t room = costs.limit - (at_once - 1) * costs.per_query;
+    std::vector<std::int64_t> own(n);
+    for (std::int64_t i = 0; i < n; ++i) {
+        own[i] = cost(i, costs);
+        if (own[i] > room) return false;
+    }
+    std::vector<std::int32_t> tile_of(n), stretch_of(n), order(n);
+    const std::size_t keys = static_cast<std::size_t>(nlist_) * parts_;
+    if (stretch_of_.size() < keys) stretch_of_.resize(keys, -1);
+    std::int32_t n_tiles = 0;
+    for (std::int64_t q = 0; q < n_queries; q += at_once) {
+        const std::int64_t start = query_starts_[q], end = query_starts_[std::min(q + at_once, n_queries)];
+        if (start == end) continue;
+        // Pairs stretch by stretch, in the order in which they are met.
+        std::vector<std::int64_t> starts, bytes;
+        for (std::int64_t i = start; i < end; ++i) {
+            std::int32_t& known = stretch_of_[key(i)];
+            if (known < 0) {
+                known = static_cast<std::int32_t>(bytes.size());
+                starts.push_back(0);
+                bytes.push_back(0);
+            }
+            stretch_of[i] = known;
+            ++starts[known];
+            bytes[known] += own[i];
+        }
+        for (std::int64_t i = start; i < end; ++i) stretch_of_[key(i)] = -1;
+        std::exclusive_scan(starts.begin(), starts.end(), starts.begin(), start);
+        for (std::int64_t i = start; i < end; ++i) order[starts[stretch_of[i]]++] = static_cast<std::int32_t>(i);
+        // A stretch goes to the next tile as a whole where it fits one.
+        std::int64_t used = 0, at = start;
+        for (std::size_t stretch = 0; stretch < bytes.size(); ++stretch) {
+            const bool is_whole = bytes[stretch] <= room;
+            if (is_whole && used + bytes[stretch] > room) {
+                ++n_tiles;
+                used = 0;
+            }
+            for (; at < starts[stretch]; ++at) {
+                if (used + own[order[at]] > room) {
+                    ++n_tiles;
+                    used = 0;
+                }
+                used += own[order[at]];
+                tile_of[order[at]] = n_tiles;
+            }
+        }
+        ++n_tiles;
+    }
+    // Within a tile, pairs stay in the order of the queries.
+    ends.assign(n_tiles, 0);
+    for (std::int64_t i = 0; i < n; ++i) ++ends[tile_of[i]];
+    std::vector<std::int64_t> next(n_tiles);
+    std::exclusive_scan(ends.begin(), ends.end(), next.begin(), std::int64_t{0});
+    std::inclusive_scan(ends.begin(), ends.end(), ends.begin());
+    for (std::int64_t i = 0; i < n; ++i) order[next[tile_of[i]]++] = static_cast<std::int32_t>(i);
+    std::vector<std::int32_t> moved(n);
+    for (auto* each : {&list_, &probe_, &rows_, &first_page_}) {
+        if (each == &first_page_ && parts_ == 1) continue;
+        for (std::int64_t i = 0; i < n; ++i) moved[i] = (*each)[order[i]];
+        std::copy(moved.begin(), moved.end(), each->begin());
+    }
+    as_taken_ = false;
+    return true;
 }
 
 StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPages& lists, std::int64_t heavy_from,
@@ -198,9 +279,16 @@ StagedTile ScanTables::write(std::int64_t start, std::int64_t end, const ListPag
             slots += rows[i];
         }
         for (std::int64_t i = 0; i < s; ++i) of_key[key(start + first[i])] = -1;
-        for (std::int64_t q = 0; q <= tile.n_queries; ++q)
-            query_pairs_[q] = static_cast<std::int32_t>(
-                std::clamp<std::int64_t>(query_starts_[tile.first_query + q] - start, 0, t));
+        if (as_taken_) {
+            for (std::int64_t q = 0; q <= tile.n_queries; ++q)
+                query_pairs_[q] = static_cast<std::int32_t>(
+                    std::clamp<std::int64_t>(query_starts_[tile.first_query + q] - start, 0, t));
+        } else {
+            for (std::int64_t q = 0, i = 0; q <= tile.n_queries; ++q) {
+                while (i < t && query_of(start + i) < tile.first_query + q) ++i;
+                query_pairs_[q] = static_cast<std::int32_t>(i);
+            }
+        }
     }
     if (slots > kMost) throw std::invalid_argument("too many rows for one tile");
     tile.n_slots = slots;

@@ -52,8 +52,10 @@ public:
     // more than max_pages pages become several pairs. Returns how many. Throws std::out_of_range for what is no list id.
     std::int64_t take(const std::int64_t* probes, std::int64_t n, std::int64_t p, const std::int64_t* list_sizes,
                       std::int64_t nlist, std::int64_t max_pages);
-    // One behind the last pair of a tile that begins with pair `start`.
-    std::int64_t end_of_tile(std::int64_t start, const TileCosts& costs) const;
+    // Cuts what was taken into tiles: one behind the last pair of each. Where more than one is needed, all queries that
+    // probe a list are in one tile, so that it is read once: pairs change places. Where even one pair with the queries
+    // beside it is too much for that, and where `by_list` is false, they are cut as they come.
+    std::vector<std::int64_t> tiles(const TileCosts& costs, bool by_list = true);
     // Writes the tables of pairs start .. end. Stretches with `heavy_from` members or more come last. Throws
     // std::out_of_range where the snapshot has no such pages.
     StagedTile write(std::int64_t start, std::int64_t end, const ListPages& lists, std::int64_t heavy_from,
@@ -74,10 +76,13 @@ public:
     const std::vector<std::int32_t>& lists() const { return list_; }
     const std::vector<std::int32_t>& probes() const { return probe_; }
     const std::vector<std::int32_t>& rows() const { return rows_; }
-    std::int64_t query_of(std::int64_t pair) const;
+    std::int64_t query_of(std::int64_t pair) const { return probe_[pair] / n_probes_; }
     std::int64_t first_row(std::int64_t pair) const { return first_page(pair) * rows_per_page_; }
 
 private:
+    std::int64_t cost(std::int64_t pair, const TileCosts& costs) const;
+    std::int64_t end_of_tile(std::int64_t start, const TileCosts& costs) const;
+    bool arrange(const TileCosts& costs, std::vector<std::int64_t>& ends);
     std::int64_t first_page(std::int64_t pair) const { return parts_ == 1 ? 0 : first_page_[pair]; }
     std::int64_t key(std::int64_t pair) const {
         return parts_ == 1 ? list_[pair] : list_[pair] * parts_ + first_page_[pair] / max_pages_;
@@ -97,9 +102,10 @@ private:
     }
 
     std::uint64_t inverse_;  // of rows_per_page, in 64 bits behind the point, rounded up
-    std::int64_t rows_per_page_, group_, nlist_ = 0, parts_ = 1, max_pages_ = 1;
+    std::int64_t rows_per_page_, group_, nlist_ = 0, n_probes_ = 1, parts_ = 1, max_pages_ = 1;
     std::int64_t n_pairs_ = 0, all_rows_ = 0, all_items_ = 0;
-    std::vector<std::int64_t> query_starts_;  // the first pair of each query, and one behind the last
+    std::vector<std::int64_t> query_starts_;  // as taken: the first pair of each query, and one behind the last
+    bool as_taken_ = true;                    // pairs are where they were taken
     std::vector<std::int32_t> list_, probe_, rows_;
     std::vector<std::int32_t> first_page_;  // where a list has several pairs of one query
     std::int64_t start_ = 0, end_ = 0;

@@ -167,10 +167,10 @@ def _pair_masks(tables: Any, masks: RowMasks) -> tuple[PairMasks, I64]:
 
 
 def _merge(distances: F32, positions: I64, more: F32, more_at: I64, keep_max: bool) -> None:
-    """The best of both, best first and ties by position, in place; (k,) and (m,)."""
-    every, at = np.concatenate((distances, more)), np.concatenate((positions, more_at))
-    order = np.lexsort((at, -every if keep_max else every, at < 0))[: len(distances)]
-    distances[:], positions[:] = every[order], at[order]
+    """The best of both, best first and ties by position, in place; (n, k) each."""
+    every, at = np.concatenate((distances, more), axis=1), np.concatenate((positions, more_at), axis=1)
+    order = np.lexsort((at, -every if keep_max else every, at < 0), axis=1)[:, : distances.shape[1]]
+    distances[:], positions[:] = np.take_along_axis(every, order, 1), np.take_along_axis(at, order, 1)
 
 
 class Workspace:
@@ -245,7 +245,7 @@ class Workspace:
         self, residency: Residency, list_sizes: I64, probes: I64, work: Work, distances: F32, positions: I64
     ) -> int:
         """Puts the best of each query into ``distances`` and packed ``positions`` (n, k), which come as empty places;
-        says how many of these it filled, or fewer where a query was cut in two.
+        says how many of these it filled, or fewer where there were several tiles.
 
         Rows as far as others are kept in the order of the probes.
 
@@ -260,20 +260,18 @@ class Workspace:
         except IndexError:
             staged = StagedTables(self._rows_per_page, page_locked=self._on_cuda)
         tables, start, filled = staged.tables, 0, 0
-        n_pairs = tables.take(probes, list_sizes, cut.pages)
-        while start < n_pairs:
-            end = tables.end_of_tile(start, *cut.costs)
+        tables.take(probes, list_sizes, cut.pages)
+        for end in tables.tiles(*cut.costs):
             tile = staged.write(start, end, residency, work.heavy_from, cut.selection)
             keys = self.scan(staged, tile, cut.selection, work)
-            first, stop = tile.first_query, tile.first_query + tile.n_queries
-            if start and positions[first, 0] >= 0:
-                # The query was begun by the tile before.
-                more = np.empty((tile.n_queries, distances.shape[1]), np.float32), np.empty_like(positions[first:stop])
+            own = slice(tile.first_query, tile.first_query + tile.n_queries)
+            if start:
+                more = np.empty_like(distances[own]), np.empty_like(positions[own])
                 tables.answers(keys, work.keep_max, *more)
-                _merge(distances[first], positions[first], more[0][0], more[1][0], work.keep_max)
-                distances[first + 1 : stop], positions[first + 1 : stop] = more[0][1:], more[1][1:]
+                _merge(distances[own], positions[own], *more, work.keep_max)
+                filled = 0
             else:
-                filled += tables.answers(keys, work.keep_max, distances[first:stop], positions[first:stop])
+                filled = tables.answers(keys, work.keep_max, distances[own], positions[own])
             start = end
         # Of a scan that failed, the device may still read what it has.
         self._idle.append(staged)

@@ -46,14 +46,12 @@ def cutting(room, *, k=1, dim=8):
     )
 
 
-def tiles_of(pairs, cut):
+def tiles_of(probes, sizes, cut):
     """The pairs of each tile."""
     tables = NumpyTables(ROWS_PER_PAGE, GROUP)
-    tables._pairs = pairs
-    ends = [0]
-    while ends[-1] < len(pairs):
-        ends.append(tables.end_of_tile(ends[-1], *cut.costs))
-    return [pairs.part(start, end) for start, end in itertools.pairwise(ends)]
+    tables.take(probes, sizes, cut.longest_stretch(1))
+    ends = [0, *tables.tiles(*cut.costs)]
+    return [tables._pairs.part(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def compared(tables, pairs):
@@ -86,10 +84,9 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
     probes[rng.random(probes.shape) < 0.3] = -1
     list_log, log = scattered_pages(SIZES, rng)
     cut = cutting(room)
-    pairs = pairs_of_probes(probes, SIZES, ROWS_PER_PAGE, cut.longest_stretch(1))
 
     found = []
-    for part in tiles_of(pairs, cut):
+    for part in tiles_of(probes, SIZES, cut):
         tables = make_tables(part, list_log, log, ROWS_PER_PAGE, heavy_from)
         counts = tables.member_end - tables.member
         is_light = np.arange(len(tables.page)) < tables.n_light
@@ -111,14 +108,43 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
     assert sorted(found) == sorted(expected)
 
 
+@examples(120)
+@given(
+    n=st.integers(1, 60),
+    p=st.integers(1, 10),
+    room=st.sampled_from([20_000, 40_000, 100_000]),
+    seed=st.integers(0, 10_000),
+)
+def test_a_page_is_read_once_where_the_queries_fit(n, p, room, seed):
+    """Queries of which a tile could hold twice as many share it; only a list that no tile can hold is read again."""
+    rng = np.random.default_rng(seed)
+    probes = np.argsort(rng.random((n, len(SIZES))), axis=1)[:, :p].astype(np.int64)
+    cut = cutting(room)
+    per_row, per_item, per_pair, per_query, limit = cut.costs
+    tiles = tiles_of(probes, SIZES, cut)
+    at_once = 1 + limit // 2 // per_query
+    left = limit - (min(n, at_once) - 1) * per_query
+    one = np.ceil(SIZES * per_row) + -(-SIZES // ROWS_PER_PAGE) * per_item + per_pair
+    met = [set(part.list[part.query // at_once == block]) for part in tiles for block in range(-(-n // at_once))]
+    assert n > at_once or len(met) == len(tiles)
+    if (one > left).any():
+        return
+    for list_id in np.flatnonzero(SIZES).tolist():
+        blocks = {q // at_once for q in np.flatnonzero((probes == list_id).any(axis=1)).tolist()}
+        read = sum(list_id in lists for lists in met)
+        fits = (probes == list_id).any(axis=1).sum() * one[list_id] <= left
+        assert read >= len(blocks)
+        if fits:
+            assert read == len(blocks)
+
+
 @pytest.mark.parametrize("sizes", [SIZES, np.ones(10, np.int64), np.full(10, 390)], ids=["mixed", "tiny", "long"])
 @pytest.mark.parametrize("pair_bytes", [0, 64])
 def test_what_a_tile_takes_fits_the_scratch(sizes, pair_bytes):
     probes = np.tile(np.arange(len(sizes)), (300, 1))
     room = 24_000
     cut = replace(cutting(room), longest_list=int(sizes.max()), pair_bytes=pair_bytes)
-    pairs = pairs_of_probes(probes, sizes, ROWS_PER_PAGE, cut.longest_stretch(1))
-    tiles = tiles_of(pairs, cut)
+    tiles = tiles_of(probes, sizes, cut)
     assert len(tiles) > 1
     for part in tiles:
         tables = make_tables(part, *scattered_pages(sizes, np.random.default_rng(0)), ROWS_PER_PAGE, 9)
@@ -211,10 +237,10 @@ def test_the_extension_makes_the_tables_that_numpy_makes(n, p, k, room, heavy_fr
         n_pairs = reference.take(probes, SIZES, pages)
         assert own.take(probes, SIZES, pages) == n_pairs
         list_log, log = scattered_pages(SIZES, rng)
-        start = 0
-        while start < n_pairs:
-            end = reference.end_of_tile(start, *cut.costs)
-            assert own.end_of_tile(start, *cut.costs) == end
+        ends = reference.tiles(*cut.costs)
+        assert own.tiles(*cut.costs) == ends
+        assert ends[-1:] == [n_pairs][: len(ends)]
+        for start, end in itertools.pairwise([0, *ends]):
             what = (start, end, list_log, log, heavy_from, cut.selection.chunk, cut.selection.kept)
             few = np.full(8, -7, dtype=np.int32)
             wanted = np.full(1 << 14, -7, dtype=np.int32)
@@ -241,7 +267,6 @@ def test_the_extension_makes_the_tables_that_numpy_makes(n, p, k, room, heavy_fr
                 assert flat[probed[member[number]]] == i
                 assert page[first[number]] == log[list_log[i] + first_row[at_pair[member[number]]] // ROWS_PER_PAGE]
             compare_answers(rng, own, reference, made, words)
-            start = end
 
 
 def compare_answers(rng, own, reference, tile, words):
@@ -273,10 +298,9 @@ def test_the_extension_refuses_what_would_leave_its_arrays():
     for start, end in ((-1, 1), (1, 1), (0, 3)):
         with pytest.raises(IndexError, match="no such pairs"):
             tables.write(start, end, log, pages, 9, 2048, 16, out)
-    with pytest.raises(IndexError, match="no such pair"):
-        tables.end_of_tile(2, 1.0, 1, 1, 1, 100)
+    assert tables.tiles(1.0, 1, 1, 1, 100) == [2]
     with pytest.raises(IndexError, match="a stretch is too long"):
-        tables.end_of_tile(0, 1.0, 1, 1, 1, 4)
+        tables.tiles(1.0, 1, 1, 1, 4)
     with pytest.raises(ValueError, match="every list"):
         tables.write(0, 2, log[:1], pages, 9, 2048, 16, out)
     with pytest.raises(IndexError, match="list 1 has no such pages"):

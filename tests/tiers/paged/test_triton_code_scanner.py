@@ -161,7 +161,7 @@ def test_a_tiny_scratch_is_scanned_in_tiles_with_the_same_answer(coded, device, 
     with scanning_codes(index, device, scratch=scratch) as scanner:
         compare(scanner, host, *everything(index, 5), k)
     assert len(tiles) > 2
-    assert any(one.first_query + one.n_queries - 1 == other.first_query for one, other in itertools.pairwise(tiles)), (
+    assert any(one.first_query + one.n_queries > other.first_query for one, other in itertools.pairwise(tiles)), (
         "no query was cut in two"
     )
 

@@ -142,7 +142,7 @@ def test_a_tiny_scratch_is_scanned_in_tiles_with_the_same_answer(small, device, 
     with scanning(index, device, scratch=scratch, page_bytes=2048) as scanner:
         cut = checked(index, scanner, queries, probes, k)
     assert len(tiles) > 2
-    assert any(one.first_query + one.n_queries - 1 == other.first_query for one, other in itertools.pairwise(tiles)), (
+    assert any(one.first_query + one.n_queries > other.first_query for one, other in itertools.pairwise(tiles)), (
         "no query was cut in two"
     )
     for one, other in zip(whole, cut, strict=True):

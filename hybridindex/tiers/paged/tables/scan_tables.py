@@ -93,7 +93,9 @@ class Pairs:
         return len(self.query)
 
     def part(self, start: int, end: int) -> Pairs:
-        at = slice(start, end)
+        return self.take(slice(start, end))
+
+    def take(self, at: slice | I64) -> Pairs:
         return Pairs(
             query=self.query[at],
             list=self.list[at],
@@ -278,6 +280,25 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
     )
 
 
+def _pack(pairs: Pairs, own: I64, room: int) -> I64:
+    """Tiles of pairs, from 0: stretches in the order in which they are met, each as a whole where it fits one. ``own``:
+    what each pair takes of ``room``."""
+    stretch_key = pairs.list * (int(pairs.first_page.max()) + 1) + pairs.first_page
+    _, first, of_key = np.unique(stretch_key, return_index=True, return_inverse=True)
+    met = np.argsort(np.argsort(first))[of_key]
+    tile_of, tile, used = np.empty(len(own), dtype=np.int64), 0, 0
+    for members in np.split(np.argsort(met, kind="stable"), np.cumsum(np.bincount(met))[:-1]):
+        whole = int(own[members].sum())
+        if whole <= room < used + whole:
+            tile, used = tile + 1, 0
+        for member in members.tolist():
+            if used + own[member] > room:
+                tile, used = tile + 1, 0
+            used += int(own[member])
+            tile_of[member] = tile
+    return tile_of
+
+
 class Tile(NamedTuple):
     """One tile, staged. Places are counted in words of 32 bits."""
 
@@ -319,15 +340,42 @@ class NumpyTables:
         self._probes = probes
         return len(self._pairs)
 
-    def end_of_tile(self, start: int, per_row: float, per_item: int, per_pair: int, per_query: int, limit: int) -> int:
-        """One behind the last pair of a tile that begins with pair ``start``; see :attr:`Cutting.costs`."""
-        pairs = self._pairs.part(start, len(self._pairs))
-        cost = np.ceil(pairs.rows * per_row).astype(np.int64)
-        cost += -(-pairs.rows // self._rows_per_page) * per_item + per_pair
-        cost += np.diff(pairs.query, prepend=pairs.query[:1]) * per_query
-        end = start + int(np.searchsorted(np.cumsum(cost), limit, side="right"))
-        assert end > start, "a stretch is too long for the scratch"
-        return end
+    def tiles(self, per_row: float, per_item: int, per_pair: int, per_query: int, limit: int) -> list[int]:
+        """Cuts what was taken into tiles: one behind the last pair of each. Where more than one is needed, all queries
+        that probe a list are in one tile, so that it is read once: pairs change places. See :attr:`Cutting.costs`."""
+        pairs = self._pairs
+        if not len(pairs):
+            return []
+        own = np.ceil(pairs.rows * per_row).astype(np.int64)
+        own += -(-pairs.rows // self._rows_per_page) * per_item + per_pair
+        further = int(pairs.query[-1] - pairs.query[0]) * per_query
+        # As the extension rounds it.
+        rounded = pairs.rows.sum() * per_row + int((own - np.ceil(pairs.rows * per_row)).sum()) + len(pairs) + further
+        if rounded < limit:
+            return [len(pairs)]
+        at_once = min(max(1 + limit // 2 // max(1, per_query), 1), len(self._probes))
+        room = limit - (at_once - 1) * per_query
+        if own.max() > room:
+            return self._as_they_come(own, per_query, limit)
+        tile_of = np.empty(len(pairs), dtype=np.int64)
+        n_tiles = 0
+        for first in range(0, len(self._probes), at_once):
+            start, end = np.searchsorted(pairs.query, (first, first + at_once))
+            if start < end:
+                tile_of[start:end] = n_tiles + _pack(pairs.part(start, end), own[start:end], room)
+                n_tiles = int(tile_of[start:end].max()) + 1
+        # Within a tile, pairs stay in the order of the queries.
+        self._pairs = pairs.take(np.argsort(tile_of, kind="stable"))
+        return np.cumsum(np.bincount(tile_of)).tolist()
+
+    def _as_they_come(self, own: I64, per_query: int, limit: int) -> list[int]:
+        query, ends = self._pairs.query, [0]
+        while ends[-1] < len(own):
+            start = ends[-1]
+            cost = own[start:] + np.diff(query[start:], prepend=query[start : start + 1]) * per_query
+            ends.append(start + int(np.searchsorted(np.cumsum(cost), limit, side="right")))
+            assert ends[-1] > start, "a stretch is too long for the scratch"
+        return ends[1:]
 
     def write(
         self,
