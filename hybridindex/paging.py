@@ -26,6 +26,9 @@ __all__ = [
 DEFAULT_PAGE_BYTES = 65_536
 #: Of codes, which are short: in a large page, half of which a list leaves empty on average, they would save little.
 CODE_PAGE_BYTES = 4096
+#: Part of the pages of all lists that rows fill, at least, where pages do not become smaller than this; and most rows
+#: that a kernel takes at a time.
+_LEAST_USEFUL, _LEAST_PAGE_BYTES, _KERNEL_ROWS = 0.85, 8192, 64
 _MAX_SCRATCH_BYTES = 64 << 20
 #: Where lists are codes: their scans write few bytes for each that they read, but candidates of a query take room, too.
 _LEAST_SCRATCH_OF_CODES, _SCRATCH_PER_CODE_BYTE = 4 << 20, 1 / 4
@@ -73,9 +76,28 @@ class PageGeometry:
         return -(-np.asarray(nbytes, dtype=np.int64) // self.page_bytes)
 
 
-def usual_page_bytes(codec: str) -> int:
-    """Of pages that hold rows, or short codes: RaBitQ's ("rabitq1") and those of product quantizers ("pq48")."""
-    return CODE_PAGE_BYTES if codec.startswith(("rabitq", "pq")) else DEFAULT_PAGE_BYTES
+def usual_page_bytes(codec: str, row_bytes: int, sizes: I64) -> int:
+    """Most bytes of a page, as it fits lists that hold rows, or short codes: RaBitQ's ("rabitq1") and those of product
+    quantizers ("pq48").
+
+    Pages of rows have a power of two of them, which kernels take together: about as many as
+    :data:`DEFAULT_PAGE_BYTES` hold, or fewer where those would leave much of the lists' last pages empty.
+
+    Args:
+        row_bytes: of one row.
+        sizes: (nlist,) rows of each list.
+    """
+    if codec.startswith(("rabitq", "pq")):
+        return CODE_PAGE_BYTES
+    rows = 1 << (max(1, DEFAULT_PAGE_BYTES // row_bytes).bit_length() - 1)
+    if _KERNEL_ROWS * row_bytes <= 2 * DEFAULT_PAGE_BYTES:
+        rows = max(rows, _KERNEL_ROWS)
+    while rows // 2 * row_bytes >= _LEAST_PAGE_BYTES:
+        pages = PageGeometry(code_size=row_bytes, rows_per_page=rows).pages_for(sizes)
+        if int(sizes.sum()) >= _LEAST_USEFUL * rows * int(pages.sum()):
+            break
+        rows //= 2
+    return rows * row_bytes
 
 
 def scratch_for_budget(budget_bytes: int, code_bytes: int = 0) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridindex.errors import ProfileError
 from hybridindex.paging import PageGeometry, usual_page_bytes
-from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
+from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve, code_size_of
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
 from hybridindex.partitioner.models.validate_hitrate import HitRateValidation, validate_hit_rate_models
 from hybridindex.types import Profile
@@ -81,7 +81,7 @@ def analyse(profile: Profile, *, page_bytes: int | None = None, seed: int = 0) -
         ProfileError: too few held-back queries, no ``host_scan`` samples, or arrays that do not fit ``nlist``.
     """
     if page_bytes is None:
-        page_bytes = usual_page_bytes(profile.codec)
+        page_bytes = usual_page_bytes(profile.codec, code_size_of(profile), profile.list_sizes)
     curve = build_coverage_curve(profile, page_bytes=page_bytes, seed=seed)
     return Analysis(
         profile=profile,

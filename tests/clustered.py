@@ -10,8 +10,9 @@ import numpy as np
 
 from hybridindex.index import build, from_faiss
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.partitioner.plan import Plan
+from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, I64, Metric
 
 DIM = 24
@@ -31,6 +32,12 @@ def share_of_ids(share: float, seed: int = 0, n: int = 3000) -> I64:
     """About so many of the ids of :func:`small_index`, at random."""
     chosen: I64 = np.flatnonzero(np.random.default_rng(seed).random(n) < share)
     return chosen
+
+
+def page_bytes_of(index, most: int | None = None) -> int:
+    """Of a page of arenas. ``most``: what a plan says; None: of a router without one."""
+    most = tier_of(index, "cpu").page_bytes if most is None else most
+    return PageGeometry.for_code_size(index.page_row_bytes, most, group_rows=index.group_rows).page_bytes
 
 
 def small_index(

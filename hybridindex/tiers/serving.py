@@ -59,7 +59,7 @@ def tier_of(index: IVFIndex, device_name: str) -> TierChoice:
         of_codes = index.rows is not index
         return TierChoice(
             tier="paged",
-            page_bytes=usual_page_bytes(index.codec),
+            page_bytes=usual_page_bytes(index.codec, index.page_row_bytes, index.list_sizes),
             code_bytes=int(index.list_bytes.sum()) if of_codes else 0,
         )
     if index.manifest.layout != "rows":

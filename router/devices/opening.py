@@ -75,7 +75,11 @@ class TierOpening:
         self._plan = plan
         self._config = config
         self._budgets = device_budgets(plan, config)
-        self._most_page_bytes = usual_page_bytes(index.codec) if plan is None else plan.request.page_bytes
+        self._most_page_bytes = (
+            usual_page_bytes(index.codec, index.page_row_bytes, index.list_sizes)
+            if plan is None
+            else plan.request.page_bytes
+        )
         geometry = PageGeometry.for_code_size(index.page_row_bytes, self._most_page_bytes, group_rows=index.group_rows)
         self._page_bytes = geometry.page_bytes
         self._code_bytes = 0 if index.rows is index else int(index.list_bytes.sum())

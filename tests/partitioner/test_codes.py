@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.index.rabitq.spec import BLOCK_ROWS
-from hybridindex.paging import CODE_PAGE_BYTES, DEFAULT_PAGE_BYTES
+from hybridindex.paging import CODE_PAGE_BYTES, DEFAULT_PAGE_BYTES, usual_page_bytes
 from hybridindex.partitioner import make_plan
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.models import coverage
@@ -118,7 +118,7 @@ def test_pages_of_codes_hold_whole_blocks():
 def test_an_analysis_takes_the_pages_of_what_was_profiled():
     """What-ifs and simulations name none; of codes they used to take those of rows, four times the bytes."""
     rows, codes = profiles(nlist=64)
-    for profile, usual in ((rows, DEFAULT_PAGE_BYTES), (codes, CODE_PAGE_BYTES)):
+    for profile, usual in ((rows, usual_page_bytes(rows.codec, ROW, rows.list_sizes)), (codes, CODE_PAGE_BYTES)):
         assert analyse(profile).curve.geometry == analyse(profile, page_bytes=usual).curve.geometry
 
 

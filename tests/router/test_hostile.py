@@ -15,7 +15,7 @@ from hybridindex.router import Router
 from hybridindex.router.batch.batch import Batch
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
-from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.test_router import check
 
 WAIT_S = 300
@@ -155,7 +155,7 @@ def test_applying_the_same_plan_leaves_sessions_alone(index):
 
 
 def test_rounds_of_a_session_share_its_budget(index):
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
         session = router.session(lookahead_bytes=4 * page)
         for seed in range(6):

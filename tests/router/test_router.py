@@ -21,10 +21,11 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.index import codec
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.router import Router, served
 from hybridindex.router.devices.opening import device_budgets
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
-from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import DIM, NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.examples import examples
 from tests.oracle import check_answer
 from tests.stuck import held_quantizer
@@ -345,7 +346,7 @@ def test_huge_budget_allocates_only_what_is_needed(index):
 
 
 def test_k_too_large_for_the_scratch_falls_back_without_failing_the_device(index):
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index, DEFAULT_PAGE_BYTES)
     plan = hand_made_plan(index, np.zeros(NLIST), budget=3 * page)
     with Router(index, plan=plan, devices=["cpu"]) as router:
         assert router.residency.n_resident > 0

@@ -12,7 +12,7 @@ from hybridindex.errors import InvalidInputError, RouterClosedError
 from hybridindex.index import codec
 from hybridindex.router import Router
 from hybridindex.tiers.paged.arena import PageArena
-from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.test_router import check
 from tests.stuck import held_quantizer
 
@@ -56,7 +56,7 @@ def test_second_round_moves_only_what_is_missing(index):
 
 def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
     query = clustered(1, seed=7)
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
         session.lookahead(query, nprobe=NLIST, budget_bytes=3 * page).result(300)
         assert session.stats.bytes_moved <= 3 * page

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hybridindex.index import codec
-from hybridindex.paging import CODE_PAGE_BYTES, DEFAULT_PAGE_BYTES, shard_page_bytes
+from hybridindex.paging import CODE_PAGE_BYTES, DEFAULT_PAGE_BYTES, shard_page_bytes, usual_page_bytes
 from hybridindex.tiers import serving
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import codec_service, open_device_tier, tier_of
@@ -77,7 +77,9 @@ def test_a_plan_for_shards_reckons_with_their_pages_and_tables(tmp_path):
             assert tier.geometry.page_bytes == choice.page_bytes
             assert tier.fixed_bytes == choice.fixed_bytes + tier.scratch_bytes
     with small_index(tmp_path / "f") as index:
-        assert (tier_of(index, "cpu").page_bytes, tier_of(index, "cpu").fixed_bytes) == (DEFAULT_PAGE_BYTES, 0)
+        usual = usual_page_bytes(index.codec, index.code_size, index.list_sizes)
+        assert (tier_of(index, "cpu").page_bytes, tier_of(index, "cpu").fixed_bytes) == (usual, 0)
+        assert usual < DEFAULT_PAGE_BYTES
 
 
 def test_without_faiss_gpu_a_gpu_leaves_such_a_codec_to_the_host(tmp_path, monkeypatch):

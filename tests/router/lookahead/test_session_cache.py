@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from hybridindex import paging
 from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
 from hybridindex.tiers.paged.arena import PageArena
-from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.test_router import check
 
 
@@ -53,9 +54,14 @@ def test_what_is_cached_costs_a_session_nothing_of_its_budget(index):
             assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
 
 
+@pytest.fixture(autouse=True)
+def one_page_a_list(monkeypatch):
+    monkeypatch.setattr(paging, "_LEAST_PAGE_BYTES", paging.DEFAULT_PAGE_BYTES)
+
+
 def arena_of(index, n_pages):
     """A budget whose arena has ``n_pages`` pages."""
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index)
     budget = n_pages * page
     while (budget - scratch_for_budget(budget)) // page < n_pages:
         budget += page

@@ -13,7 +13,7 @@ from hybridindex.router import Router
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import LLMProfile
-from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.slow_copies import until
 from tests.router.test_router import check
 from tests.stuck import Stuck, held_quantizer
@@ -208,7 +208,7 @@ def planned_in(index, **facts):
 
 def test_what_is_kept_for_sessions_follows_from_the_longest_step_and_the_bandwidth(index, caplog):
     plan, _ = planned_in(index)
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index, plan.request.page_bytes)
     caplog.set_level("INFO", logger="hybridindex")
     for options, nbytes, why in (
         ({}, 2 << 20, "2000 ms of generation at 1.00 MiB/s"),
@@ -243,7 +243,7 @@ def test_each_lookahead_has_the_window_of_its_step(index):
 
 def test_a_round_moves_no_more_than_its_window_hides(index):
     plan, _ = planned_in(index)
-    page = 65_536 // (DIM * 4) * DIM * 4
+    page = page_bytes_of(index, plan.request.page_bytes)
     window_ms = 2.5 * page / (1 << 20) * 1e3
     with Router(index, plan=plan, devices=["cpu"], lookahead_bytes=1 << 30) as router, router.session() as session:
         session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(300)
