@@ -29,6 +29,8 @@ CODE_PAGE_BYTES = 4096
 #: Part of the pages of all lists that rows fill, at least, where pages do not become smaller than this; and most rows
 #: that a kernel takes at a time.
 _LEAST_USEFUL, _LEAST_PAGE_BYTES, _KERNEL_ROWS = 0.85, 8192, 64
+#: Most pages of the list in which an average row lies: each is an entry in tables, and work of its own for a kernel.
+_MOST_PAGES = 256
 _MAX_SCRATCH_BYTES = 64 << 20
 #: Where lists are codes: their scans write few bytes for each that they read, but candidates of a query take room, too.
 _LEAST_SCRATCH_OF_CODES, _SCRATCH_PER_CODE_BYTE = 4 << 20, 1 / 4
@@ -81,7 +83,8 @@ def usual_page_bytes(codec: str, row_bytes: int, sizes: I64) -> int:
     quantizers ("pq48").
 
     Pages of rows have a power of two of them, which kernels take together: about as many as
-    :data:`DEFAULT_PAGE_BYTES` hold, or fewer where those would leave much of the lists' last pages empty.
+    :data:`DEFAULT_PAGE_BYTES` hold, or fewer where those would leave much of the lists' last pages empty. Rows that lie
+    in very long lists keep large pages, whatever short lists there are beside them.
 
     Args:
         row_bytes: of one row.
@@ -92,12 +95,20 @@ def usual_page_bytes(codec: str, row_bytes: int, sizes: I64) -> int:
     rows = 1 << (max(1, DEFAULT_PAGE_BYTES // row_bytes).bit_length() - 1)
     if _KERNEL_ROWS * row_bytes <= 2 * DEFAULT_PAGE_BYTES:
         rows = max(rows, _KERNEL_ROWS)
+    sizes = np.asarray(sizes, dtype=np.int64)
+    count = int(sizes.sum())
     while rows // 2 * row_bytes >= _LEAST_PAGE_BYTES:
-        pages = PageGeometry(code_size=row_bytes, rows_per_page=rows).pages_for(sizes)
-        if int(sizes.sum()) >= _LEAST_USEFUL * rows * int(pages.sum()):
+        if count >= _LEAST_USEFUL * rows * int(_pages_of(sizes, rows).sum()):
+            break
+        if float(sizes @ _pages_of(sizes, rows // 2)) > _MOST_PAGES * count:
             break
         rows //= 2
     return rows * row_bytes
+
+
+def _pages_of(sizes: I64, rows: int) -> I64:
+    pages: I64 = -(-sizes // rows)
+    return pages
 
 
 def scratch_for_budget(budget_bytes: int, code_bytes: int = 0) -> int:

@@ -110,9 +110,9 @@ class Router(OfOneProcess):
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas of single lists grow and shrink to what the plan and lookahead want, within
-        ``device_budget_bytes``, or within the plan's budget where none is configured. Lists that do not fit stay on the
-        host, counted as unplaced; those that found no room because sessions had it come when it is given back. Returns
-        when all this is done, the copies to page-locked host memory included.
+        ``device_budget_bytes``, or within the plan's budget where none is configured; pages keep their size. Lists that
+        do not fit stay on the host, counted as unplaced; those that found no room because sessions had it come when it
+        is given back. Returns when all this is done, the copies to page-locked host memory included.
 
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
@@ -133,6 +133,7 @@ class Router(OfOneProcess):
             if plan.n_devices != (n := len(served.tiers)):
                 raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {n}")
             refuse_infeasible(plan, force=force)
+            served.opening.say_other_pages(plan)
             # Their pages would keep an arena from shrinking. They come again.
             served.engine.added_on_devices.clear()
             served.placement.apply(plan, bandwidth_share)
@@ -512,6 +513,12 @@ class Router(OfOneProcess):
     @property
     def devices(self) -> tuple[Tier, ...]:
         return tuple(self._served.tiers)
+
+    @property
+    def page_bytes(self) -> int:
+        """Most bytes of a page of the devices: as the plan says that they were opened with, or as it fits the lists.
+        Plans that are made for open devices are made for these."""
+        return self._served.opening.page_bytes
 
     @property
     def warmed(self) -> Warmed:

@@ -13,13 +13,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.paging import PageGeometry
 from hybridindex.partitioner.decision import Verdict
 from hybridindex.partitioner.models.coverage import CoverageCurve
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import problem_of
 from hybridindex.types import I64
 
-__all__ = ["Held", "as_placed", "expected_hit_rate", "forecast_placed", "judge", "pieces_on"]
+__all__ = ["Held", "as_placed", "expected_hit_rate", "forecast_placed", "in_pages", "judge", "pieces_on"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,31 @@ def forecast_placed(plan: Plan, room_bytes: Sequence[int]) -> Plan:
     return as_placed(plan, there)
 
 
+def in_pages(plan: Plan, page_bytes: int) -> Plan:
+    """``plan`` on devices that are open with pages of at most ``page_bytes`` bytes: the same lists, and the bytes that
+    they take there. ``plan`` itself where it was made for such pages."""
+    now = plan.analysis.curve.geometry
+    geometry = PageGeometry.for_code_size(now.code_size, page_bytes, group_rows=now.group_rows)
+    if geometry == now:
+        return plan
+    request = replace(plan.request, page_bytes=page_bytes)
+    analysis = plan.analysis.configured(
+        page_bytes=page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+    )
+    there = replace(plan, request=request, analysis=analysis, page_bytes=geometry.page_bytes)
+    each = _bytes_each(there, plan.resident_pieces)
+    accepted, max_qps = judge(there, plan.resident_pieces)
+    words = f"made for pages of {plan.page_bytes:,} bytes, and the open devices have {geometry.page_bytes:,}"
+    return replace(
+        there,
+        verdict=Verdict.FEASIBLE if plan.feasible and accepted else Verdict.INFEASIBLE,
+        reason=f"{plan.reason}; {words}",
+        device_bytes=sum(each),
+        device_bytes_each=each,
+        max_sustainable_qps=max_qps,
+    )
+
+
 def judge(plan: Plan, pieces: I64) -> tuple[bool, float]:
     """Whether ``pieces`` (m,) int64 on devices meet what ``plan`` was asked for, and the most requests/s within its
     SLO."""
@@ -73,6 +99,13 @@ def judge(plan: Plan, pieces: I64) -> tuple[bool, float]:
 def pieces_on(piece_device: npt.NDArray[np.int16], pieces: I64) -> npt.NDArray[np.int16]:
     """Devices of ``pieces`` (m,) by an array that may end with the scanned ones: no device holds the others."""
     return np.append(piece_device, np.int16(-1))[np.minimum(pieces, len(piece_device))]
+
+
+def _bytes_each(plan: Plan, pieces: I64) -> tuple[int, ...]:
+    """Bytes of ``pieces`` on each device where ``plan`` puts them, scratch included."""
+    devices = pieces_on(plan.piece_device, pieces)
+    pages = [Held.of(plan.analysis.curve, pieces[devices == device]).bytes for device in range(plan.n_devices)]
+    return tuple(nbytes + scratch if nbytes else 0 for nbytes, scratch in zip(pages, plan.request.scratch, strict=True))
 
 
 def _by_form(plan: Plan, pieces: I64) -> tuple[I64, I64]:
@@ -116,9 +149,7 @@ def as_placed(plan: Plan, piece_device: npt.NDArray[np.int16]) -> Plan:
     placed, beside = np.full_like(plan.list_device, -1), np.full_like(plan.row_device, -1)
     placed[lists] = plan.list_device[lists]
     beside[rows] = plan.row_device[rows]
-    devices = pieces_on(plan.piece_device, pieces)
-    pages = [Held.of(curve, pieces[devices == device]).bytes for device in range(plan.n_devices)]
-    each = tuple(nbytes + scratch if nbytes else 0 for nbytes, scratch in zip(pages, plan.request.scratch, strict=True))
+    each = _bytes_each(plan, pieces)
     work = curve.of_lists(lists)
     accepted, max_qps = judge(plan, pieces)
     met = plan.feasible and accepted

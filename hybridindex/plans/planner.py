@@ -23,8 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next", "request_next", "request_other_content"]
 
 
-def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[int, ...] | None = None) -> PlanDevices:
-    """Devices of the kind that this machine has, and how they would hold the lists of ``ivf``."""
+def devices_of(
+    ivf: IVFIndex,
+    n_devices: int,
+    device_budget_bytes: int | tuple[int, ...] | None = None,
+    page_bytes: int | None = None,
+) -> PlanDevices:
+    """Devices of the kind that this machine has, and how they hold the lists of ``ivf``.
+
+    Args:
+        page_bytes: of devices that are open (:attr:`hybridindex.router.router.Router.page_bytes`), whose pages stay as
+            they are; None: the plan is for devices that are opened with it, and pages fit the lists.
+    """
     from hybridindex.tiers.contract.devices import kind_here
     from hybridindex.tiers.serving import tier_of
 
@@ -32,7 +42,7 @@ def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[i
     return PlanDevices(
         n_devices=n_devices,
         device_budget_bytes=device_budget_bytes,
-        page_bytes=choice.page_bytes,
+        page_bytes=choice.page_bytes if page_bytes is None else page_bytes,
         fixed_bytes=choice.fixed_bytes,
         code_bytes=choice.code_bytes,
         scannable=choice.tier != "host",

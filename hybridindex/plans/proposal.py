@@ -20,7 +20,7 @@ from hybridindex.partitioner.decision import Verdict, refuse_infeasible
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import problem_of
-from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge, pieces_on
+from hybridindex.plans.placed import Held, as_placed, forecast_placed, in_pages, judge, pieces_on
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
@@ -39,9 +39,13 @@ class Served:
     present: npt.NDArray[np.int16]
     #: (m,) int64 lists in page-locked host memory, from where copies are faster.
     page_locked: I64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    #: Most bytes of a page of the open devices; None: they open with the new plan, and have its pages.
+    page_bytes: int | None = None
 
     @classmethod
-    def by(cls, plan: Plan | None, present: npt.ArrayLike, page_locked: npt.ArrayLike = ()) -> Self:
+    def by(
+        cls, plan: Plan | None, present: npt.ArrayLike, page_locked: npt.ArrayLike = (), page_bytes: int | None = None
+    ) -> Self:
         """``plan`` None: the host scans everything."""
         there = np.asarray(present, dtype=np.int16)
         return cls(
@@ -51,6 +55,7 @@ class Served:
             list_device=there if plan is None else plan.piece_device,
             present=there,
             page_locked=np.asarray(page_locked, dtype=np.int64),
+            page_bytes=page_bytes,
         )
 
     @classmethod
@@ -156,7 +161,7 @@ class Proposal:
 
     def placed_as(self, piece_device: npt.NDArray[np.int16]) -> Proposal:
         """The proposal told of the pieces that devices hold after it was applied; as ``Router.piece_device``."""
-        placed = as_placed(self.plan, piece_device)
+        placed = as_placed(in_pages(self.plan, self.placed.request.page_bytes), piece_device)
         comparison = replace(
             self.comparison,
             hit_rate_after=placed.predicted_hit_rate,
@@ -222,7 +227,7 @@ def propose(
         plan=plan,
         base=base,
         placed=weighed.placed,
-        resident=held_now(plan, served.present),
+        resident=held_now(weighed.placed, served.present),
         comparison=weighed.comparison,
         lists_in=weighed.lists_in,
         lists_out=weighed.lists_out,
@@ -232,6 +237,8 @@ def propose(
 
 def weigh_plan(plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None) -> Weighed:
     """``plan`` against what serves. ``room_bytes``: of each device, without scratch; None: as much as it needs."""
+    if served.page_bytes is not None:
+        plan = in_pages(plan, served.page_bytes)
     placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
     comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
     return Weighed(placed=placed, comparison=comparison, lists_in=lists_in, lists_out=lists_out)
@@ -282,7 +289,7 @@ def _latency_ms(plan: Plan, placed: Plan) -> float:
 
 def _in_short(plan: Plan, placed: Plan) -> dict[str, Any]:
     return {
-        **Held.of(plan.analysis.curve, placed.resident_pieces).to_data(),
+        **Held.of(placed.analysis.curve, placed.resident_pieces).to_data(),
         "verdict": str(placed.verdict),
         "hit_rate": placed.predicted_hit_rate,
         "latency_ms": _latency_ms(plan, placed),

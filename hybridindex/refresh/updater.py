@@ -390,6 +390,8 @@ class PlanUpdates:
 
     def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
         assert self._planning.planner is not None
+        # A plan may have been applied that was made for pages of another size than the open devices have.
+        request = replace(request, page_bytes=self._router.page_bytes)
         return self._planning.planner.solve(profile, request, arenas_of(self._router))
 
     def _weigh(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.tiers.contract.tier import Tier
 
-__all__ = ["CodecService", "TierChoice", "codec_service", "open_device_tier", "tier_of"]
+__all__ = ["CodecService", "TierChoice", "codec_service", "open_device_tier", "page_bytes_of", "tier_of"]
 
 #: Fast scan quantizes its tables over the lists that it scans together: ADR 0005.
 _FAST_SCAN = "its distances depend on which lists are scanned together, so one tier, the host, scans them all"
@@ -53,20 +53,28 @@ class CodecService:
     reason: str
 
 
+def page_bytes_of(index: IVFIndex) -> int:
+    """Most bytes of a page of arenas for ``index`` where no plan says any: as they fit its lists. Shards always have
+    their own."""
+    if index.device_codec() is None and index.manifest.layout == "rows":
+        return shard_page_bytes(index.code_size)
+    return usual_page_bytes(index.codec, index.page_row_bytes, index.list_sizes)
+
+
 def tier_of(index: IVFIndex, device_name: str) -> TierChoice:
     """Which tier holds lists of ``index`` on a device ("cuda:N", "cuda", "cpu"). The device need not be there."""
     if index.device_codec() is not None:
         of_codes = index.rows is not index
         return TierChoice(
             tier="paged",
-            page_bytes=usual_page_bytes(index.codec, index.page_row_bytes, index.list_sizes),
+            page_bytes=page_bytes_of(index),
             code_bytes=int(index.list_bytes.sum()) if of_codes else 0,
         )
     if index.manifest.layout != "rows":
         return TierChoice(tier="host", reason=f"codec {index.codec!r}: {_FAST_SCAN}")
     if device_name != "cpu" and (reason := gpu_unsupported(index)):
         return TierChoice(tier="host", reason=reason)
-    return TierChoice(tier="shard", page_bytes=shard_page_bytes(index.code_size), fixed_bytes=model_bytes(index))
+    return TierChoice(tier="shard", page_bytes=page_bytes_of(index), fixed_bytes=model_bytes(index))
 
 
 def open_device_tier(

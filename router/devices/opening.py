@@ -14,12 +14,12 @@ import numpy.typing as npt
 from hybridindex.config import RouterConfig
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry, format_bytes, scratch_for_budget, usual_page_bytes
+from hybridindex.paging import PageGeometry, format_bytes, scratch_for_budget
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.router.lookahead.windows import Windows
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
-from hybridindex.tiers.serving import open_device_tier
+from hybridindex.tiers.serving import open_device_tier, page_bytes_of
 from hybridindex.types import I64
 
 if TYPE_CHECKING:
@@ -75,20 +75,18 @@ class TierOpening:
         self._plan = plan
         self._config = config
         self._budgets = device_budgets(plan, config)
-        self._most_page_bytes = (
-            usual_page_bytes(index.codec, index.page_row_bytes, index.list_sizes)
-            if plan is None
-            else plan.request.page_bytes
-        )
-        geometry = PageGeometry.for_code_size(index.page_row_bytes, self._most_page_bytes, group_rows=index.group_rows)
-        self._page_bytes = geometry.page_bytes
+        #: Whether single lists come and leave: not where a codec has them come in shards.
+        self.moves_single_lists = index.device_codec() is not None
+        #: Most bytes of a page: as the plan says that the arenas are opened for, without one as it fits the lists. It
+        #: stays, whatever plans are applied later.
+        self.page_bytes = plan.request.page_bytes if plan and self.moves_single_lists else page_bytes_of(index)
+        geometry = PageGeometry.for_code_size(index.page_row_bytes, self.page_bytes, group_rows=index.group_rows)
+        self._whole_page_bytes = geometry.page_bytes
         self._code_bytes = 0 if index.rows is index else int(index.list_bytes.sum())
         #: (n_pieces,) int64 device bytes of each piece, page rounding included.
         self.list_bytes: I64 = geometry.pages_of_bytes(index.piece_bytes) * geometry.page_bytes
         #: Of all that lookahead may bring.
         self._index_bytes = int(self.list_bytes.sum())
-        #: Whether single lists come and leave: not where a codec has them come in shards.
-        self.moves_single_lists = index.device_codec() is not None
         #: The host memory that the tiers share.
         self.host_lists = HostLists(index, geometry, config.pin_host_lists if self.moves_single_lists else 0)
 
@@ -127,7 +125,17 @@ class TierOpening:
         pinned, most = self.pinned_bytes(plan, ordinal), self._index_bytes
         if asked is None:
             asked, most = _DEFAULT_LOOKAHEAD_BYTES, pinned + self._bytes_elsewhere(plan, ordinal)
-        return max(0, min(asked, min(room - room % self._page_bytes, most) - pinned))
+        return max(0, min(asked, min(room - room % self._whole_page_bytes, most) - pinned))
+
+    def say_other_pages(self, plan: Plan) -> None:
+        """Says in the log that ``plan`` was made for pages of another size, where that is so."""
+        if self.moves_single_lists and self._config.devices and plan.request.page_bytes != self.page_bytes:
+            _log.info(
+                "the plan was made for pages of %s, and devices are open with pages of %s: what does not fit stays on "
+                "the host until they are opened with this plan",
+                format_bytes(plan.request.page_bytes),
+                format_bytes(self.page_bytes),
+            )
 
     def _say_lookahead(self, plan: Plan | None, tier: Tier) -> None:
         asked, measured = self._config.lookahead_bytes, self._windows.describe(plan)
@@ -161,7 +169,7 @@ class TierOpening:
                 wanted_bytes=self.wanted_bytes(plan, ordinal),
                 memory=PagedMemory(
                     scratch_bytes=self.scratch_of(plan, ordinal),
-                    page_bytes=self._most_page_bytes,
+                    page_bytes=self.page_bytes,
                     pinned=self.host_lists.memory_for(name),
                 ),
                 without_room="retry" if config.health.retry_open else "fail",
@@ -170,7 +178,10 @@ class TierOpening:
             raise
         except DeviceError as error:
             _log.error("%s; the host serves its lists", error)
-            tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0, without_room="fail")
+            nothing = PagedMemory(page_bytes=self.page_bytes)
+            tier = DeviceTier(
+                self._index, name, ordinal, budget_bytes=0, wanted_bytes=0, memory=nothing, without_room="fail"
+            )
             tier.disabled_reason = str(error)
         if tier.disabled_reason and self.pinned_bytes(plan, ordinal):
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)

@@ -198,7 +198,7 @@ def test_a_new_target_is_solved_for_and_a_fixed_coverage_has_to_be_given_up_for_
 def test_plans_stay_within_what_the_devices_may_take(make_world, index, profile):
     """Which is what was configured, whatever the plan at the opening needed."""
     roomy = index.plan(50, 1 << 40, profile, coverage=0.2)
-    geometry = PageGeometry.for_code_size(index.ivf.code_size)
+    geometry = PageGeometry.for_code_size(index.ivf.code_size, roomy.request.page_bytes)
     budget = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes // 2
     world = make_world(store=False, lookahead_bytes=0, plan=roomy, device_budget_bytes=budget)
     world.serve(1, seed=12)

@@ -28,7 +28,7 @@ class Gate:
     def __init__(self, tier):
         self._send, self._open = tier._copier.send, threading.Semaphore(0)
         tier._copier.send = self.send
-        tier._copier.send_pages = 1  # a list or less at a time
+        tier._copier.send_pages = 1  # a page at a time
 
     def send(self, writes):
         assert self._open.acquire(timeout=2 * SOON_S)
@@ -63,6 +63,10 @@ class Slow:
         landed = session.lookahead(query, **options)
         until(lambda: self.flights)
         return landed
+
+    def n_pages(self, lists):
+        """Of ``lists``: each is a send of its own."""
+        return int(self.router.devices[0].geometry.pages_for(self.router.index.list_sizes[lists]).sum())
 
     def until_a_search_waits(self):
         until(lambda: self.router._served.wait_for_loads._waiting)

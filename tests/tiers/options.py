@@ -16,5 +16,5 @@ def tier_options(**options):
 def hold_lists(memory, index, lists):
     """Has these lists of ``index`` in ``memory``, and no others."""
     lists = [int(list_id) for list_id in lists]
-    n_pages = memory._geometry.pages_for(index.list_sizes[lists]).tolist()
+    n_pages = memory.geometry.pages_for(index.list_sizes[lists]).tolist()
     return memory.hold(lists, n_pages, index.list_codes, lambda: False)

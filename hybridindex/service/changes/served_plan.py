@@ -209,8 +209,8 @@ class ServedPlan:
         return plan_next(self._now.planned, self._store, self._now.router.plan, changes, self._devices())
 
     def _devices(self) -> PlanDevices:
-        ivf, budget = self._now.planned, self._generations.config.router.device_budget_bytes
-        return devices_of(ivf, len(self._now.router.devices), budget)
+        router, budget = self._now.router, self._generations.config.router.device_budget_bytes
+        return devices_of(self._now.planned, len(router.devices), budget, router.page_bytes)
 
     def _divide(
         self,
@@ -224,6 +224,8 @@ class ServedPlan:
     ) -> dict[str, Any]:
         """:meth:`_answer` of what ``plan`` is asked for, within the share that the index then gets."""
         assert self._shares is not None
+        # It is decided anew, and for the devices as they are open.
+        plan = replace(plan, request=replace(plan.request, page_bytes=self._now.router.page_bytes))
         division = self._shares.divide(self._name, plan, budget)
         proposal = self._beside_current(division.plan, reason, bandwidth_share, division.room_bytes)
         plan_id = stored_as(self._store, division.plan)
@@ -245,7 +247,7 @@ class ServedPlan:
         return propose(
             plan,
             current,
-            Served.by(current, there, router.page_locked_lists),
+            Served.by(current, there, router.page_locked_lists, router.page_bytes if router.devices else None),
             reason=reason,
             bandwidth_share=bandwidth_share,
             room_bytes=room_bytes,

@@ -105,6 +105,7 @@ class DeviceTier(Tier):
         self._index = index
         self._codec = index.device_codec()
         self.geometry = PageGeometry.for_code_size(index.page_row_bytes, memory.page_bytes, group_rows=index.group_rows)
+        assert memory.pinned is None or memory.pinned.geometry == self.geometry, "pages are copied as they are"
         scratch = memory.scratch_bytes
         self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
         n_pages = self._pages_for(wanted_bytes)

@@ -100,7 +100,8 @@ class PinnedMemory:
             page_locked: False, for the stand-in: the same packing in plain memory.
             limit_bytes: most bytes of all blocks; None: what the host gives.
         """
-        self._geometry = geometry
+        #: Of its pages; those of an arena that copies from here are the same.
+        self.geometry = geometry
         self._lock = threading.Lock()
         self._blocks = Blocks(geometry.page_bytes, block_bytes, page_locked=page_locked, limit_bytes=limit_bytes)
         self._lists: dict[int, PinnedList] = {}
@@ -190,7 +191,7 @@ class PinnedMemory:
     # With the lock held
 
     def _pages_of(self, codes: U8) -> int:
-        return -(-len(codes) // self._geometry.rows_per_page)
+        return -(-len(codes) // self.geometry.rows_per_page)
 
     def _grow_to(self, n_pages: int, cancelled: Callable[[], bool]) -> str:
         """Why the host refused; "" where it did not."""

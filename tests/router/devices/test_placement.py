@@ -9,10 +9,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.router import Router
 from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.device_tier import DeviceTier
-from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.lookahead.test_session_cache import arena_of
 
 PLANNED, PROMISED = 6, 6
@@ -27,12 +28,12 @@ def index(tmp_path_factory):
 def plan_of(index, lists):
     placement = np.full(NLIST, -1)
     placement[lists] = 0
-    return hand_made_plan(index, placement, budget=arena_of(index, PLANNED + PROMISED))
+    return hand_made_plan(index, placement, budget=arena_of(index, PLANNED + PROMISED, DEFAULT_PAGE_BYTES))
 
 
 def router_on(index, cache_fraction=0.0):
-    """Pages for PLANNED lists of one page each, and for as many as sessions are promised."""
-    page = 65_536 // index.code_size * index.code_size
+    """Pages for PLANNED lists of one page each, as their plan says, and for as many as sessions are promised."""
+    page = page_bytes_of(index, DEFAULT_PAGE_BYTES)
     lists = np.flatnonzero(index.list_sizes)[:PLANNED]
     return Router(
         index,

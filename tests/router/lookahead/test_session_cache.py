@@ -59,9 +59,9 @@ def one_page_a_list(monkeypatch):
     monkeypatch.setattr(paging, "_LEAST_PAGE_BYTES", paging.DEFAULT_PAGE_BYTES)
 
 
-def arena_of(index, n_pages):
-    """A budget whose arena has ``n_pages`` pages."""
-    page = page_bytes_of(index)
+def arena_of(index, n_pages, most=None):
+    """A budget whose arena has ``n_pages`` pages; ``most``: as in :func:`tests.clustered.page_bytes_of`."""
+    page = page_bytes_of(index, most)
     budget = n_pages * page
     while (budget - scratch_for_budget(budget)) // page < n_pages:
         budget += page

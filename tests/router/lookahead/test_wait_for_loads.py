@@ -213,7 +213,7 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
         wait_for_loads, page_bytes = it.router._served.wait_for_loads, it.router._served.opening.list_bytes
         probed = index.quantize(query, NPROBE)[0][0]
         first = it.fly(session, query, nprobe=4)
-        it.gate.let_through(1)  # one send; the rest stays at the gate
+        it.gate.let_through(it.n_pages(it.flights[0].lists[:1]))  # the rest stays at the gate
         until(lambda: it.router.residency.n_resident == 1)
         flying = it.flights[0].lists.tolist()
         other = wait_for_loads.begin(0, [*flying[2:], *probed[5:7].tolist(), flying[1]])
@@ -310,7 +310,8 @@ def test_one_search_in_so_many_begins_at_once(index):
                 answer = session.submit(queries[:1], 5, NPROBE)
                 until(lambda answer=answer: answer.done() or it.router._served.wait_for_loads._waiting)
                 waited.append(not answer.done())
-                it.gate.let_through(NPROBE)
+                n_pages = it.n_pages(it.flights[0].lists)
+                it.gate.let_through(n_pages)
                 answer.result(SOON_S)
                 # Closing a session gives up its copies: their turns at the gate would be left over.
                 landed.result(SOON_S)

@@ -15,7 +15,7 @@ from hybridindex.service.several.indexes import Indexes
 from tests.clustered import clustered
 
 #: Bytes of the one device: the whole of the first index fits beside the plan of the other, and little else.
-BUDGET = 9 << 18
+BUDGET = 9 << 16
 OTHER_DIM = 16
 
 

@@ -141,11 +141,11 @@ def test_a_dry_run_moves_nothing_and_tells_of_the_others(open_indexes):
 
 
 def test_what_would_cost_another_its_slo_needs_force(open_indexes):
-    indexes = open_indexes(router={"device_budget_bytes": 1 << 20})
+    indexes = open_indexes(router={"device_budget_bytes": 1 << 18})
     docs, code = indexes.services.values()
     plan = code.router.plan
     needs = docs.repartition(coverage=1.0, apply=False)["shares"]["docs"]["needs_bytes"]
-    assert needs > 1 << 20
+    assert needs > 1 << 18
     before = code.router.residency.n_resident
     assert plan.feasible
     # More lists of one index do not take those of another, as long as the others keep what they are asked for.
@@ -153,13 +153,13 @@ def test_what_would_cost_another_its_slo_needs_force(open_indexes):
     assert code.router.residency.n_resident == before
     assert docs.router.stats().unplaced_lists == 0
     assert planned(docs) < 24
-    assert held(indexes) <= 1 << 20
+    assert held(indexes) <= 1 << 18
 
 
 def test_another_budget_is_that_of_all(open_indexes, watched):
     indexes = open_indexes()
     docs, code = indexes.services.values()
-    for budget in (1_500_000, 2_200_000, 1 << 20):
+    for budget in (375_000, 550_000, 1 << 18):
         answer = docs.repartition(device_budget_bytes=budget, apply=True, force=True)
         assert indexes.listing()["device_budget_bytes"] == [budget]
         assert budget * 0.99 < sum(each["share_bytes"][0] for each in answer["shares"].values()) <= budget
@@ -186,7 +186,7 @@ def test_a_change_that_fails_leaves_the_budget_and_the_shares_as_they_were(open_
 
     monkeypatch.setattr(type(failing), "serve_plan", serve_once)
     with pytest.raises(StoreError, match="is full"):
-        docs.repartition(coverage=1.0, device_budget_bytes=BUDGET + (1 << 18), apply=True, force=True)
+        docs.repartition(coverage=1.0, device_budget_bytes=BUDGET + (1 << 16), apply=True, force=True)
     assert calls
     assert indexes.listing()["device_budget_bytes"] == [BUDGET]
     assert [indexes.shared.share_of(name) for name in indexes.names] == before
@@ -243,7 +243,7 @@ def test_a_reload_keeps_to_the_budget_and_divides_again(open_indexes, folders, w
     indexes = open_indexes()
     docs, code = indexes.services.values()
     share = indexes.shared.share_of("docs")[0]
-    with hx.build(clustered(9000, seed=8), folders["docs"], nlist=40, metric="l2", nprobe=6, replace=True) as index:
+    with hx.build(clustered(6000, seed=8), folders["docs"], nlist=40, metric="l2", nprobe=6, replace=True) as index:
         profile = index.profile(clustered(300, seed=2), 6, devices=0, max_seconds=0.5)
         # Stored for far more than the daemon has.
         index.apply_plan(index.plan(50, 1 << 30, profile, coverage=0.5), force=True)
@@ -274,7 +274,7 @@ def test_an_slo_of_the_settings_is_what_the_plan_keeps(open_indexes):
 
 
 def test_lookahead_keeps_its_bytes_of_each_share(open_indexes):
-    kept = 400_000
+    kept = 100_000
     indexes = open_indexes(router={"lookahead_bytes": kept})
     for service in indexes.services.values():
         (tier,) = service.router.devices
