@@ -8,12 +8,15 @@ from typing import cast
 
 import numpy as np
 
+import hybridindex as hx
 from hybridindex.index import build, from_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.planner import devices_of, plan_index
+from hybridindex.plans.replan import PlanChanges
 from hybridindex.tiers.serving import tier_of
-from hybridindex.types import F32, I64, Metric
+from hybridindex.types import F32, I64, Metric, Profile
 
 DIM = 24
 NLIST = 32
@@ -38,6 +41,13 @@ def page_bytes_of(index, most: int | None = None) -> int:
     """Of a page of arenas. ``most``: what a plan says; None: of a router without one."""
     most = tier_of(index, "cpu").page_bytes if most is None else most
     return PageGeometry.for_code_size(index.page_row_bytes, most, group_rows=index.group_rows).page_bytes
+
+
+def plan_in_pages(index: hx.Index, profile: Profile, page_bytes: int, budget: int, coverage: float) -> Plan:
+    """As :meth:`hybridindex.Index.plan` makes it, but for pages of at most ``page_bytes`` bytes: so were all plans of
+    rows made in earlier versions, with 64 KiB."""
+    changes = PlanChanges(slo_ms=50, device_budget_bytes=budget, coverage=coverage)
+    return plan_index(index.ivf, profile, changes, devices_of(index.ivf, 1, page_bytes=page_bytes))
 
 
 def small_index(

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,7 @@ def main() -> None:
 
     from hybridindex.tiers.contract.residency import ResidencyStore
     from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
+    from hybridindex.tiers.serving import page_bytes_of
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     stand_in = name == "cpu"
@@ -233,10 +235,11 @@ def main() -> None:
         import_lists(data.vectors, data.lists, data.centres, "flat", "ip", Path(folder) / "idx") as index,
     ):
         wanted = int(index.list_bytes.sum()) + index.ivf.nlist * 65_536
-        pinned = PagedMemory(pinned=pin_all(index.ivf, page_locked=not stand_in)[0])
+        plain = PagedMemory(page_bytes=page_bytes_of(index.ivf))
+        pinned = replace(plain, pinned=pin_all(index.ivf, page_locked=not stand_in)[0])
         tiers = [
             DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted, memory=memory)
-            for memory in (pinned, PagedMemory())
+            for memory in (pinned, plain)
         ]
         with closing(tiers[0]), closing(tiers[1]):
             stores = [ResidencyStore(index.ivf.nlist, reclaim_into(tier)) for tier in tiers]

@@ -40,7 +40,7 @@ from hybridindex.index.rabitq.encode import decode_blocks
 from hybridindex.index.rabitq.estimate import estimates, prepare_queries
 from hybridindex.index.rabitq.rotation import signs
 from hybridindex.index.rabitq.spec import BLOCK_ROWS, ROUNDS, SUPPORTED_BITS, CodeFormat, pad_dim
-from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.paging import CODE_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
 from hybridindex.tiers.paged.codes.triton_code_scanner import CodeWorkspace, TritonCodeScanner
@@ -153,7 +153,7 @@ def make_codes(rows: ResidentLists, bits: int, candidates: int, seed: int = 0) -
         g_scale=2.0**-6,
     )
     code_size = form.block_bytes // BLOCK_ROWS
-    geometry = PageGeometry.for_code_size(code_size, group_rows=BLOCK_ROWS)
+    geometry = PageGeometry.for_code_size(code_size, CODE_PAGE_BYTES, group_rows=BLOCK_ROWS)
     arena, residency = place(rows.list_sizes, device, geometry, seed)
     generator = torch.Generator(device).manual_seed(seed)
     plane_bytes = form.block_bytes - form.factor_bytes

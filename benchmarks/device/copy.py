@@ -149,6 +149,7 @@ def main() -> None:
 
     from hybridindex.tiers.contract.residency import ResidencyStore
     from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
+    from hybridindex.tiers.serving import page_bytes_of
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     on_gpu = name != "cpu"
@@ -173,7 +174,7 @@ def main() -> None:
 
         for pin in (True, False):
             memory, pinned = pin_all(index, page_locked=on_gpu) if pin else (None, None)
-            sizes = PagedMemory(pinned=memory)
+            sizes = PagedMemory(pinned=memory, page_bytes=page_bytes_of(index))
             with (
                 attempts(f"copies, pinned: {pin}"),
                 closing(

@@ -24,7 +24,7 @@ def main(root: str, settings: str) -> None:
     import hybridindex as hx
     from benchmarks.device import scan as device_scan
     from hybridindex.index.codec import DeviceCodec
-    from hybridindex.paging import PageGeometry
+    from hybridindex.paging import PageGeometry, usual_page_bytes
     from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 
     home = Path(hx.__file__).resolve()
@@ -35,7 +35,8 @@ def main(root: str, settings: str) -> None:
     dim, code_size = asked["dim"], 2 * asked["dim"]
     codec = DeviceCodec(kind="bf16", dim=dim, code_size=code_size, by_residual=False)
     sizes = device_scan.make_sizes(asked["rows"], 0)
-    arena, residency = device_scan.place(sizes, torch.device("cpu"), PageGeometry.for_code_size(code_size), 0)
+    geometry = PageGeometry.for_code_size(code_size, usual_page_bytes("bf16", code_size, sizes))
+    arena, residency = device_scan.place(sizes, torch.device("cpu"), geometry, 0)
     lists = device_scan.ResidentLists(
         metric="ip", scan_dim=dim, list_sizes=sizes, codec=codec, arena=arena, residency=residency
     )

@@ -26,8 +26,9 @@ def pin_all(index: IVFIndex, *, page_locked: bool) -> tuple[PinnedMemory, PinRep
     """Copies of all lists of ``index`` in memory for tiers to fetch from."""
     from hybridindex.paging import PageGeometry
     from hybridindex.tiers.paged.pinned import PinnedMemory
+    from hybridindex.tiers.serving import page_bytes_of
 
-    geometry = PageGeometry.for_code_size(index.code_size)
+    geometry = PageGeometry.for_code_size(index.code_size, page_bytes_of(index))
     lists = np.flatnonzero(index.list_sizes)
     memory = PinnedMemory(geometry, page_locked=page_locked)
     n_pages = geometry.pages_for(index.list_sizes[lists]).tolist()

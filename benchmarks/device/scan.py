@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.common.measure import Attempts, arguments, show, write
 from benchmarks.device.targets import KERNEL_TARGETS, SCAN_NPROBE, SCAN_TARGETS
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.paging import PageGeometry, scratch_for_budget, usual_page_bytes
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.page_scanner import PageScanner
@@ -167,7 +167,8 @@ def make_lists(device: Any, kind: Any, dim: int, metric: Metric, nbytes: int, se
     if kind == "sq8":
         codec = replace(codec, vmin=np.full(dim, -4, np.float32), vdiff=np.full(dim, 8, np.float32))
     sizes = make_sizes(nbytes // code_size, seed)
-    arena, residency = place(sizes, device, PageGeometry.for_code_size(code_size), seed)
+    geometry = PageGeometry.for_code_size(code_size, usual_page_bytes(kind, code_size, sizes))
+    arena, residency = place(sizes, device, geometry, seed)
     lists = ResidentLists(metric=metric, scan_dim=dim, list_sizes=sizes, codec=codec, arena=arena, residency=residency)
     generator = torch.Generator(device).manual_seed(seed)
     for part in lists.rows.split(1 << 18):

@@ -32,6 +32,7 @@ from hybridindex.router.lookahead.grouping import (
 )
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.tiers.contract.driver import driver_version
+from hybridindex.tiers.serving import page_bytes_of
 from hybridindex.types import F32, I64
 
 BATCH, GROUP = 128, 4
@@ -199,7 +200,7 @@ def main() -> None:
     ):
         nprobe = nlist // 16
         work = index.list_bytes
-        geometry = PageGeometry.for_code_size(index.ivf.code_size)
+        geometry = PageGeometry.for_code_size(index.ivf.code_size, page_bytes_of(index.ivf))
         list_bytes = geometry.pages_for(index.list_sizes) * geometry.page_bytes
 
         def quantize(queries: F32, width: int) -> I64:

@@ -29,6 +29,7 @@ from hybridindex.api import Index
 from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.prefetch import choose_lists
+from hybridindex.tiers.serving import page_bytes_of
 from hybridindex.types import F32, F64, I64
 
 SHARES = np.arange(0, 301, 12.5) / 100
@@ -57,7 +58,7 @@ class Pairs:
         if space == "centred":
             vectors = [data.centered(part) for part in vectors]
         self.work = index.list_bytes
-        geometry = PageGeometry.for_code_size(index.ivf.code_size)
+        geometry = PageGeometry.for_code_size(index.ivf.code_size, page_bytes_of(index.ivf))
         self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
         self.kinds = np.array([kind for _, _, kind in data.pairs.pairs()])
         self.sessions = data.pairs.sessions()

@@ -27,6 +27,7 @@ from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.planner import RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
+from hybridindex.tiers.serving import page_bytes_of
 from hybridindex.types import F32
 
 NPROBE, K = 32, 10
@@ -117,8 +118,8 @@ def main() -> None:
         with index:
             calibration = queries_of(clusters, 2000, 3, moved=False)
             profile = index.profile(calibration, nprobe=NPROBE, devices=["cpu"], max_seconds=6, save=False, threads=1)
-            pages = PageGeometry.for_code_size(index.ivf.code_size).pages_for(index.list_sizes)
-            geometry = PageGeometry.for_code_size(index.ivf.code_size)
+            geometry = PageGeometry.for_code_size(index.ivf.code_size, page_bytes_of(index.ivf))
+            pages = geometry.pages_for(index.list_sizes)
             coverage = (args.move_mib << 20) / (float(pages.mean()) * geometry.page_bytes) / index.nlist
             plan = index.plan(1e4, 2 * (args.mib << 20), profile, coverage=min(coverage, 1.0))
             for number in range(args.rounds):

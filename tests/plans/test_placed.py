@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from hybridindex.errors import InfeasiblePlanError
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.placed import Held, as_placed, forecast_placed
+from hybridindex.plans.placed import Held, as_placed, forecast_placed, in_pages
 from hybridindex.plans.proposal import Served, propose
 from tests.partitioner.synthetic import make_profile
 
@@ -80,3 +82,28 @@ def test_what_a_router_holds_replaces_the_forecast(plan):
     assert done.to_data()["placed"]["lists"] < hoped.to_data()["placed"]["lists"]
     assert done.to_data()["hit_rate_after"] == done.placed.predicted_hit_rate < hoped.comparison.hit_rate_after
     assert done.to_data()["lists_to_move"] == hoped.to_data()["lists_to_move"]
+
+
+def test_a_plan_in_pages_of_another_size_has_the_same_lists_and_other_bytes(plan):
+    assert in_pages(plan, plan.request.page_bytes) is plan
+    there = in_pages(plan, 1 << 20)
+    geometry = there.analysis.curve.geometry
+    assert geometry.page_bytes == there.page_bytes > plan.page_bytes
+    assert there.resident_lists is plan.resident_lists
+    pages = geometry.pages_for(plan.analysis.profile.list_sizes)
+    for device, scratch in enumerate(plan.request.scratch):
+        nbytes = int(pages[plan.list_device == device].sum()) * geometry.page_bytes
+        assert there.device_bytes_each[device] == nbytes + scratch > plan.device_bytes_each[device]
+    assert there.predicted_hit_rate == plan.predicted_hit_rate
+    assert there.reason.startswith(plan.reason)
+    words = f"made for pages of {plan.page_bytes:,} bytes, and the open devices have {there.page_bytes:,}"
+    assert words in there.reason
+    assert in_pages(there, plan.request.page_bytes).device_bytes_each == plan.device_bytes_each
+    # A proposal tells what has room in them, before and after.
+    served = replace(Served.nowhere(None, plan.nlist), page_bytes=1 << 20)
+    room = [each - scratch for each, scratch in zip(plan.device_bytes_each, plan.request.scratch, strict=True)]
+    found = propose(plan, None, served, reason="", bandwidth_share=1, room_bytes=room)
+    assert found.plan is plan
+    assert 0 < found.placed.resident_lists.size < plan.resident_lists.size
+    assert found.to_data()["placed"] == found.placed_as(found.placed.piece_device).to_data()["placed"]
+    assert found.to_data()["placed"]["bytes"] == Held.of(there.analysis.curve, found.placed.resident_lists).bytes

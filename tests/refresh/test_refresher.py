@@ -12,13 +12,14 @@ from hybridindex.errors import (
     ProfileMismatchError,
     RefreshError,
 )
-from hybridindex.paging import PageGeometry
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import PLAN_CURRENT, current_plan, current_plan_id, same_decision
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh.drift import DriftState
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
+from tests.clustered import plan_in_pages
 from tests.moving_load import moving_queries
 from tests.refresh.world import BUDGET, CONFIG, FAST_S, LATE_S, NPROBE, fresh_hit_rate
 
@@ -195,9 +196,10 @@ def test_a_new_target_is_solved_for_and_a_fixed_coverage_has_to_be_given_up_for_
     assert proposal.plan.coverage == 0, "the host alone meets it"
 
 
-def test_plans_stay_within_what_the_devices_may_take(make_world, index, profile):
-    """Which is what was configured, whatever the plan at the opening needed."""
-    roomy = index.plan(50, 1 << 40, profile, coverage=0.2)
+@pytest.mark.parametrize("page_bytes", [8192, DEFAULT_PAGE_BYTES])
+def test_plans_stay_within_what_the_devices_may_take(make_world, index, profile, page_bytes):
+    """Which is what was configured, whatever the plan at the opening needed, and in pages as that had them."""
+    roomy = plan_in_pages(index, profile, page_bytes, 1 << 40, 0.2)
     geometry = PageGeometry.for_code_size(index.ivf.code_size, roomy.request.page_bytes)
     budget = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes // 2
     world = make_world(store=False, lookahead_bytes=0, plan=roomy, device_budget_bytes=budget)
@@ -208,6 +210,7 @@ def test_plans_stay_within_what_the_devices_may_take(make_world, index, profile)
     pages = geometry.pages_for(world.index.list_sizes[proposal.plan.resident_lists]).sum()
     assert 0 < pages * geometry.page_bytes <= budget - tier.scratch_bytes
     assert proposal.plan.coverage < 1
+    assert proposal.plan.request.page_bytes == world.router.page_bytes == page_bytes
     assert proposal.plan.request.budgets == (1 << 40,)
     assert f"{budget:,} bytes" in proposal.plan.reason
     world.refresher.apply(proposal)
@@ -314,3 +317,23 @@ def test_a_plan_whose_rows_are_newer_than_its_profile_is_measured_anew(make_worl
     # Once; and what an update measured is not inherited.
     assert len(world.events("refresh_ended")) == 1
     assert "inherited" not in world.refresher.propose().plan.analysis.profile.notes
+
+
+def test_after_a_plan_of_other_pages_the_next_one_is_for_the_open_devices(make_world, index, profile):
+    """Whose pages stay as large as they are; where they are opened with that plan, they have its pages."""
+    budget = 2 * int(index.list_bytes.sum())
+    early = plan_in_pages(index, profile, DEFAULT_PAGE_BYTES, budget, 0.3)
+    fitting = index.plan(50, budget, profile, coverage=0.3)
+    assert fitting.request.page_bytes < early.request.page_bytes
+    world = make_world(store=False, plan=early, lookahead_bytes=0)
+    world.router.apply_plan(fitting, force=True)
+    world.serve(1, seed=12)
+    proposal = world.refresher.propose("everything", PlanChanges(coverage=1.0))
+    assert proposal.plan.request.page_bytes == world.router.page_bytes == DEFAULT_PAGE_BYTES
+    world.refresher.apply(proposal, force=True)
+    assert 0 < len(proposal.plan.resident_lists) < (index.list_sizes > 0).sum()
+    assert world.router.stats().unplaced_lists == 0
+    world.answers_are_right()
+    with index.router(fitting, ["cpu"]) as router:
+        assert router.page_bytes == fitting.request.page_bytes
+        assert router.devices[0].geometry.page_bytes == fitting.page_bytes

@@ -13,11 +13,13 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, ProfileError, RouterClosedError
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.plans.following import plan_of_heir
 from hybridindex.router import served as served_module
 from hybridindex.router.devices import opening
-from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, plan_in_pages, share_of_ids, small_index
 from tests.index.changes.truth import Truth
+from tests.router.test_router import check
 
 WAIT_S = 300
 MORE = clustered(4000, seed=77, offset=0.5)
@@ -107,6 +109,28 @@ def test_answers_are_those_of_all_rows_before_while_and_after(index, devices):
             assert session.stats.lookaheads > 1
             assert router.residency.resident_lists().size
         assert router.stats().requests >= done[0]
+
+
+def test_a_plan_and_its_heir_have_the_pages_of_the_arenas_that_are_opened_with_them(tmp_path):
+    """And no byte of the budget to spare: an arena of other pages than its plan's would leave lists without room."""
+    with hx.build(clustered(6000, seed=1), tmp_path / "i", nlist=64, metric="l2") as index:
+        profile = index.profile(clustered(400, seed=3), nprobe=8, devices=["cpu"], max_seconds=1)
+        budget = 2 * int(index.list_bytes.sum())
+        early = plan_in_pages(index, profile, DEFAULT_PAGE_BYTES, budget, 1.0)
+        with index.router(early, devices=["cpu"], lookahead_bytes=0) as router:
+            for turn in range(3):
+                plan, [tier] = router.plan, router.devices
+                assert router.page_bytes == plan.request.page_bytes
+                assert tier.geometry.page_bytes == plan.page_bytes
+                # Of an heir they fit its lists, as of any plan that is made for devices to be opened.
+                assert (router.page_bytes == DEFAULT_PAGE_BYTES) == (turn == 0)
+                assert router.stats().unplaced_lists == 0 < router.residency.n_resident
+                assert tier.arena.nbytes + tier.scratch_bytes <= budget
+                queries = clustered(8, seed=turn)
+                check(router.index, queries, 10, 8, router.search(queries, 10, 8))
+                index.delete(share_of_ids(0.3, seed=turn, n=6000))
+                index.add(clustered(500, seed=20 + turn))
+                index.compact()
 
 
 def test_the_plan_s_heir_decides_what_devices_hold(tmp_path):

@@ -22,6 +22,7 @@ from hybridindex.errors import (
     ProfileError,
     RouterClosedError,
 )
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner import plan as partitioner_plan
 from hybridindex.plans import planner
 from hybridindex.plans.current import make_current
@@ -35,6 +36,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.searches import SearchRequest
 from hybridindex.service.status import status_of
 from hybridindex.types import LLMMeasurement, LLMProfile
+from tests.clustered import plan_in_pages
 from tests.service.conftest import ask, assert_same
 
 
@@ -472,3 +474,54 @@ def test_answers_have_one_shape_with_and_without_a_refresher(index_path, queries
         finally:
             service.close()
     assert found[0] == found[1]
+
+
+@pytest.fixture
+def early_service(make_service, index_path):
+    """Opened with a plan of 64-KiB pages, as those were that earlier versions made; no byte to spare, and none for
+    sessions. With the number of a stored plan whose pages fit the lists."""
+    with hx.open(index_path) as index, index.store() as store:
+        profile = store.load_profile(index_fingerprint=index.fingerprint)
+        budget = 2 * int(index.list_bytes.sum())
+        index.apply_plan(plan_in_pages(index, profile, DEFAULT_PAGE_BYTES, budget, 0.2))
+        fitting = index.plan(50, budget, profile, coverage=1.0)
+        assert fitting.request.page_bytes < DEFAULT_PAGE_BYTES
+        number = store.save_plan(fitting.to_record(), profile.id)
+    return make_service(router={"device_budget_bytes": budget, "lookahead_bytes": 0}), number
+
+
+def test_plans_are_made_for_the_pages_of_the_open_devices(early_service, queries):
+    service, _ = early_service
+    [tier] = service.router.devices
+    assert service.router.page_bytes == DEFAULT_PAGE_BYTES
+    expected = service.router.search(queries, 5)
+    for coverage in (1.0, 0.1, 0.6):
+        answer = service.repartition(apply=True, coverage=coverage, force=True)
+        assert answer["unplaced_lists"] == 0
+        assert answer["placed"]["lists"] == answer["planned"]["lists"] == service.router.residency.n_resident > 0
+        assert answer["placed"]["bytes"] <= tier.arena.nbytes
+        assert service.router.plan.request.page_bytes == DEFAULT_PAGE_BYTES
+        assert_same(search(service, queries, k=5), expected)
+    assert next(c for c in ask(service, "GET", "/healthz").json()["checks"] if c["name"] == "fallbacks")["ok"]
+
+
+def test_a_plan_of_other_pages_is_told_as_it_lies_in_the_open_ones(early_service, make_service, queries):
+    service, number = early_service
+    expected = service.router.search(queries, 5)
+    dry = service.apply_plan(str(number), force=True, apply=False)
+    assert 0 < dry["placed"]["lists"] < dry["planned"]["lists"] == len(np.flatnonzero(service.index.list_sizes))
+    assert "made for pages of" in dry["placed"]["reason"]
+    done = service.apply_plan(str(number), force=True, apply=True)
+    assert done["placed"] == dry["placed"]
+    assert done["placed"]["lists"] == service.router.residency.n_resident
+    assert done["placed"]["bytes"] == service.router.devices[0].used_bytes
+    assert done["unplaced_lists"] == dry["planned"]["lists"] - dry["placed"]["lists"]
+    assert_same(search(service, queries, k=5), expected)
+    service.close()
+    # Opened with it, the devices have its pages, and room for all of it.
+    budget = service.config.router.device_budget_bytes
+    again = make_service(router={"device_budget_bytes": budget, "lookahead_bytes": 0})
+    assert again.plan_id == number
+    assert again.router.stats().unplaced_lists == 0
+    assert again.router.residency.n_resident == dry["planned"]["lists"]
+    assert_same(search(again, queries, k=5), expected)

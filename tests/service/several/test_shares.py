@@ -10,12 +10,13 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError, StoreError
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.plans.current import current_plan_id
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.searches import SearchRequest
 from hybridindex.tiers.paged.device_tier import DeviceTier
-from tests.clustered import DIM, clustered
+from tests.clustered import DIM, clustered, plan_in_pages
 from tests.service.several.conftest import BUDGET, OTHER_DIM
 
 NOBODY_LOOKS = RefreshConfig(planning="here", tick_s=3600)
@@ -215,6 +216,32 @@ def test_a_stored_plan_is_applied_within_a_share(open_indexes):
     assert answer["plan_id"] == docs.plan_id != plan_id
     assert docs.router.plan.request.budgets == indexes.shared.share_of("docs")
     assert docs.apply_plan(str(docs.plan_id), force=True)["plan_id"] == docs.plan_id
+
+
+def test_shares_are_divided_for_the_pages_that_each_index_has_open(open_indexes, folders, watched):
+    """One was planned by an earlier version, in pages of 64 KiB."""
+    with hx.open(folders["docs"]) as index:
+        with index.store() as store:
+            profile = store.load_profile(index_fingerprint=index.fingerprint)
+        index.apply_plan(plan_in_pages(index, profile, DEFAULT_PAGE_BYTES, 64 << 20, 0.3))
+        fitting = index.plan(50, 64 << 20, profile, coverage=0.5)
+    indexes = open_indexes(router={"device_budget_bytes": 9 << 18})
+    docs, code = indexes.services.values()
+    pages = docs.router.page_bytes, code.router.page_bytes
+    assert pages[1] < pages[0] == DEFAULT_PAGE_BYTES
+    plan_id = docs.store.save_plan(fitting.to_record(), fitting.profile_id)
+    for change in (
+        lambda: docs.repartition(coverage=1.0, apply=True, force=True),
+        lambda: code.repartition(coverage=1.0, apply=True, force=True),
+        lambda: docs.apply_plan(str(plan_id), force=True),
+    ):
+        change()
+        for service, page_bytes in zip((docs, code), pages, strict=True):
+            assert service.router.plan.request.page_bytes == service.router.page_bytes == page_bytes
+            assert service.router.stats().unplaced_lists == 0
+            assert service.router.residency.n_resident == planned(service) > 0
+        assert held(indexes) <= 9 << 18
+    assert max(watched) <= 9 << 18
 
 
 def test_an_index_without_a_plan_gets_no_bytes_until_it_has_one(open_indexes, folders, watched):
