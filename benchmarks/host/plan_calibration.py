@@ -74,7 +74,10 @@ class Setting:
         from hybridindex.partitioner.request import PlanRequest
 
         return PlanRequest.resolve(
-            device_budget_bytes=self.budget // self.n_devices, n_devices=self.n_devices, **changes
+            device_budget_bytes=self.budget // self.n_devices,
+            n_devices=self.n_devices,
+            page_bytes=self.analysis.curve.geometry.page_bytes,
+            **changes,
         )
 
     def plan(self, headroom: float) -> Plan:
@@ -97,6 +100,7 @@ class Setting:
             device_budget_bytes=1 << 50,
             n_devices=self.n_devices,
             coverage=count / self.profile.nlist,
+            page_bytes=self.analysis.curve.geometry.page_bytes,
         )
         plan = make_plan(self.profile, everything, analysis=self.analysis)
         slo_s = self.slo_ms / 1e3

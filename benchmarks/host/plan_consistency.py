@@ -84,6 +84,7 @@ def _one(seed: tuple[int, int]) -> tuple[int, int, list[dict[str, Any]]]:
             slo_ms=float(slos[place[0]]),
             device_budget_bytes=budgets[place[1]],
             rate_qps=float(rates[place[2]]),
+            page_bytes=setting.analysis.curve.geometry.page_bytes,
             **fixed,
         )
         plan = make_plan(setting.profile, request, analysis=setting.analysis)

@@ -92,6 +92,7 @@ class Inputs:
             percentile=self.percentile,
             slo_stage="ttft" if self.llm is not None else "search",
             coverage=coverage,
+            page_bytes=analysis.curve.geometry.page_bytes,
         )
         return make_plan(analysis.profile, request, analysis=analysis)
 
