@@ -19,7 +19,7 @@ from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
-from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged import launch_shapes
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pq import triton_pq_scanner
@@ -136,8 +136,8 @@ def scanner(pair, index, monkeypatch):
         require_triton(device)
         if device == "cpu":
             # An operation of the interpreter costs the same for any number of rows.
-            monkeypatch.setattr(device_triton, "_MAX_ROWS", 1024)
-            monkeypatch.setattr(device_triton, "_VALUES_PER_THREAD", 1024)
+            monkeypatch.setattr(launch_shapes, "_MAX_ROWS", 1024)
+            monkeypatch.setattr(launch_shapes, "_VALUES_PER_THREAD", 1024)
             monkeypatch.setattr(triton_pq_scanner, "_ROWS", 1024)
     if kind == "shard":
         if device == "cuda" and (choice := tier_of(index, device)).tier != "shard":

@@ -26,9 +26,17 @@ from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.launch_shapes import (
+    MASKED_ROWS,
+    Shape,
+    heavy_shape,
+    light_shape,
+    mask_shape,
+    selection_shape,
+)
 from hybridindex.tiers.paged.masks.device_masks import DeviceMasks, PairMasks
 from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
-from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, GROUP, Selection, Tile
+from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, Selection, Tile
 from hybridindex.tiers.paged.tables.staged_tables import StagedTables, cut_for
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
@@ -36,28 +44,19 @@ from hybridindex.types import F32, I64
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NEVER", "TABLES", "Shape", "TritonScanner", "Work", "Workspace"]
+__all__ = ["NEVER", "TABLES", "TritonScanner", "Work", "Workspace"]
 
 #: More members than a stretch has.
 NEVER = 1 << 30
 #: Members from which a list's inner products are worth a matrix product, padded to GROUP. Below, the multiply-adds of
 #: an H200 keep up with its memory: a float32 row has 4 bytes to read for each, a byte code only one.
 _HEAVY_FROM = {"f32": NEVER, "f16": 5, "bf16": 5, "sq8": 3}
-#: float32 values of decoded rows that one thread of the 128 keeps in registers, and rows that a program holds at most.
-_VALUES_PER_THREAD = 96
-_THREADS = 128
-_MAX_ROWS = 64
-#: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
-#: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
-_LIGHT_REGISTERS = 128
 #: The tables that every kernel of distances reads, in its order.
 TABLES = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
 #: Of the scratch, what masks of filters may take; and of each pair's tables, what they add, in bytes.
 _SHARE_OF_MASKS, _MASK_BYTES_PER_PAIR = 4, 4 * 4
 _NOTHING = np.empty(0, dtype=np.float32)
 _NO_STREAM = nullcontext()
-#: Rows of a program that leaves rows out.
-_MASKED_ROWS = 512
 
 
 class TritonScanner(PageScanner):
@@ -118,24 +117,6 @@ class TritonScanner(PageScanner):
         )
         found = self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
         return distances, ids_of_positions(self._index, positions, complete=found == n * k)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A kernel, and what it is compiled for."""
-
-    kernel: Any
-    #: Its last parameters, in their order.
-    constants: dict[str, Any]
-    values: tuple[Any, ...]
-    options: dict[str, Any]
-    #: Always the same options with them.
-    key: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, kernel: Any, constants: dict[str, Any], **options: Any) -> Shape:
-        values = tuple(constants.values())
-        return cls(kernel=kernel, constants=constants, values=values, options=options, key=(kernel, *values))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -350,46 +331,25 @@ class Workspace:
 
     def _leave_out(self, at: dict[str, int], masks: PairMasks) -> None:
         """Queues that rows which masks do not leave become no candidates."""
-        from hybridindex.tiers.paged.masks import triton_mask_kernel
-
         where = [at[name] for name in ("mask_slot", "mask_rows", "mask_word", "mask_bit", "out")]
-        grid = (len(masks.rows), -(-int(masks.rows.max()) // _MASKED_ROWS), 1)
-        shape = self._shapes.get("mask")
-        if shape is None:
-            shape = self._shapes["mask"] = Shape.of(triton_mask_kernel.leave_out, {"BLOCK": _MASKED_ROWS}, num_warps=4)
-        self._run(shape, grid, (self._ints, self._floats, *where))
+        grid = (len(masks.rows), -(-int(masks.rows.max()) // MASKED_ROWS), 1)
+        self._run(self._shape("mask", mask_shape), grid, (self._ints, self._floats, *where))
 
     def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
         """Queues the distances of an uploaded tile."""
         where = [at[name] for name in (*TABLES, "x", "scale", "offset", "centroids", "out")]
-        tensors = (*elements, self._ints, self._floats)
+        tensors, of_rows = (*elements, self._ints, self._floats), (self._codec, self._rows_per_page)
         if tile.n_light:
-            shape = self._shapes.get(("light", keep_max)) or self._light(keep_max)
+            shape = self._shape(("light", keep_max), light_shape, *of_rows, keep_max)
             self._run(shape, (tile.n_light, 1, 1), (*tensors, *where))
         if n_heavy := tile.n_items - tile.n_light:
-            shape = self._shapes.get("heavy") or self._heavy()
+            shape = self._shape("heavy", heavy_shape, *of_rows, self._on_cuda)
             self._run(shape, (n_heavy, 1, 1), (*tensors, tile.n_light, *where))
 
-    def _of_rows(self) -> dict[str, Any]:
-        codec = self._codec
-        shape = {"D": codec.dim, "PAGE_ROWS": self._rows_per_page, "GROUP": GROUP}
-        return {**shape, "KIND": codec.kind, "RESIDUAL": codec.by_residual}
-
-    def _light(self, keep_max: bool) -> Shape:
-        from hybridindex.tiers.paged import triton_kernels
-
-        cols = _columns(self._codec.dim)
-        rows = _rows_at_once(self._codec.dim, cols, self._rows_per_page)
-        constants = {**self._of_rows(), "KEEP_MAX": keep_max, "ROWS": rows, "COLS": cols}
-        shape = Shape.of(triton_kernels.scan_light, constants, num_warps=_THREADS // 32, maxnreg=_LIGHT_REGISTERS)
-        return self._shapes.setdefault(("light", keep_max), shape)
-
-    def _heavy(self) -> Shape:
-        from hybridindex.tiers.paged import triton_kernels
-
-        cols = 32 if self._codec.kind == "f32" else 64
-        constants = {**self._of_rows(), "WIDE": not self._on_cuda, "ROWS": 64, "COLS": cols}
-        return self._shapes.setdefault("heavy", Shape.of(triton_kernels.scan_heavy, constants, num_warps=4))
+    def _shape(self, key: Any, make: Callable[..., Shape], *args: Any) -> Shape:
+        """What ``make(*args)`` says, asked once."""
+        found = self._shapes.get(key)
+        return self._shapes.setdefault(key, make(*args)) if found is None else found
 
     def _run(self, shape: Shape, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
         """Launches a kernel.
@@ -415,7 +375,7 @@ class Workspace:
         for level, programs in enumerate(tile.programs):
             target = places[level % 2]
             key = level == 0, keep_max, selection
-            shape = self._shapes.get(key) or self._best_of(*key)
+            shape = self._shape(key, selection_shape, *key)
             args = (
                 self._ints, self._floats, self._keys,
                 source, tile.starts[level], tile.starts[level + 1], target,
@@ -423,18 +383,6 @@ class Workspace:
             self._run(shape, (tile.n_queries, programs, 1), args)
             source = target
         return source
-
-    def _best_of(self, from_distances: bool, keep_max: bool, selection: Selection) -> Shape:
-        from hybridindex.tiers.paged import triton_kernels
-
-        constants = {
-            "FROM_DISTANCES": from_distances,
-            "KEEP_MAX": keep_max,
-            "CHUNK": selection.chunk,
-            "KEPT": selection.kept,
-        }
-        shape = Shape.of(triton_kernels.select_best, constants, num_warps=4 if selection.chunk <= 2048 else 8)
-        return self._shapes.setdefault((from_distances, keep_max, selection), shape)
 
     def _begin_fetch(self, staged: StagedTables, at: int, count: int) -> None:
         """Queues the copy of an answer."""
@@ -455,19 +403,3 @@ class Workspace:
 
 def _aligned(n: int) -> int:
     return -(-n // ALIGNED) * ALIGNED
-
-
-def _columns(dim: int) -> int:
-    """Elements of a row that are taken together: at most 64, so that a query's are fewer than the threads (triton then
-    loads them where they are needed), and such that little of the last piece is empty."""
-    for cols in (64, 32, 16):
-        if -dim % cols <= dim // 8:
-            return cols
-    return 8
-
-
-def _rows_at_once(dim: int, cols: int, rows_per_page: int) -> int:
-    """Rows that a light item holds in registers: a power of two."""
-    padded = -(-dim // cols) * cols
-    fitting = max(1, _VALUES_PER_THREAD * _THREADS // padded)
-    return min(_MAX_ROWS, 1 << (fitting.bit_length() - 1), 1 << (rows_per_page - 1).bit_length())

@@ -17,14 +17,15 @@ from hybridindex.index.rabitq.estimate import MOST_WHOLE, code_queries
 from hybridindex.index.rabitq.spec import CHUNK_DIMS, CodeFormat
 from hybridindex.tiers.paged.codes.code_scanner import CodePageScanner
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
+from hybridindex.tiers.paged.launch_shapes import Shape
 from hybridindex.tiers.paged.tables.scan_tables import GROUP, Tile
-from hybridindex.tiers.paged.triton_scanner import TABLES, Shape, TritonScanner, Work, Workspace
+from hybridindex.tiers.paged.triton_scanner import TABLES, TritonScanner, Work, Workspace
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPTIONS", "CodeWorkspace", "TritonCodeScanner", "shapes_of"]
+__all__ = ["CodeWorkspace", "TritonCodeScanner", "heavy_shape", "light_shape"]
 
 #: By bits: members from which a list is worth a matrix product, padded to GROUP. By counts of instructions, not yet
 #: measured: to unpack a row for the matrix units takes as many as to count its bits for so many queries.
@@ -34,7 +35,7 @@ _LIGHT_ROWS, _HEAVY_ROWS = 256, 64
 #: Words of a row that a program asks for before it uses one, at most; and those of a matrix product.
 _LIGHT_CHUNKS, _HEAVY_CHUNKS = 16, 4
 #: Each operation is rounded by itself: estimates are the same to the bit wherever a row is scanned.
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class TritonCodeScanner(CodePageScanner):
@@ -126,7 +127,10 @@ class CodeWorkspace(Workspace):
         """Queues the estimates of an uploaded tile."""
         import torch
 
-        light, heavy = (self._shapes.get(name) or self._of_codes(name) for name in ("light", "heavy"))
+        assert self._codec.form is not None
+        form = self._codec.form, self._rows_per_page
+        light = self._shape("light", light_shape, *form, self._on_cuda)
+        heavy = self._shape("heavy", heavy_shape, *form)
         most = min(self._rows_per_page, tile.most_rows)
         tensors = (*elements, self._ints, self._floats)
         names, terms = [at[name] for name in TABLES], [at[name] for name in ("sum", "u", "w", "centre", "out")]
@@ -137,33 +141,37 @@ class CodeWorkspace(Workspace):
             args = (*tensors, self._ints.view(torch.int8), tile.n_light, *names, 4 * at["whole"], *terms)
             self._run(heavy, (n_heavy, -(-most // heavy.constants["ROWS"]), 1), args)
 
-    def _of_codes(self, name: str) -> Shape:
-        from hybridindex.tiers.paged.codes import triton_code_kernels
 
-        form = self._codec.form
-        assert form is not None
-        light, heavy = shapes_of(form, self._rows_per_page, self._on_cuda)
-        self._shapes["light"] = Shape.of(triton_code_kernels.estimate_light, light, **OPTIONS)
-        self._shapes["heavy"] = Shape.of(triton_code_kernels.estimate_heavy, heavy, **OPTIONS)
-        return self._shapes[name]
+def light_shape(form: CodeFormat, page_rows: int, on_gpu: bool) -> Shape:
+    """Estimates of lists that few queries probe."""
+    from hybridindex.tiers.paged.codes import triton_code_kernels
+
+    constants = _of_codes(form, page_rows)
+    constants |= {
+        "SLICES": _n_slices(form.bits),
+        "ROWS": min(_LIGHT_ROWS, 1 << (page_rows - 1).bit_length()),
+        "AT_ONCE": next(n for n in range(_LIGHT_CHUNKS, 0, -1) if constants["CHUNKS"] % n == 0),
+        "COMPILED": on_gpu,
+    }
+    return Shape.of(triton_code_kernels.estimate_light, constants, **_OPTIONS)
 
 
-def shapes_of(form: CodeFormat, page_rows: int, compiled: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants of the light and of the heavy kernel. ``compiled``: not for the interpreter."""
-    chunks = form.padded_dim // CHUNK_DIMS
-    shape = {
+def heavy_shape(form: CodeFormat, page_rows: int) -> Shape:
+    """Estimates of lists that many queries probe."""
+    from hybridindex.tiers.paged.codes import triton_code_kernels
+
+    constants = _of_codes(form, page_rows)
+    at_once = min(_HEAVY_CHUNKS, 1 << (constants["CHUNKS"] - 1).bit_length())
+    return Shape.of(
+        triton_code_kernels.estimate_heavy, {**constants, "ROWS": _HEAVY_ROWS, "AT_ONCE": at_once}, **_OPTIONS
+    )
+
+
+def _of_codes(form: CodeFormat, page_rows: int) -> dict[str, Any]:
+    return {
         "BITS": form.bits,
-        "CHUNKS": chunks,
+        "CHUNKS": form.padded_dim // CHUNK_DIMS,
         "L2": form.metric == "l2",
         "PAGE_ROWS": page_rows,
         "GROUP": GROUP,
     }
-    light = {
-        **shape,
-        "SLICES": _n_slices(form.bits),
-        "ROWS": min(_LIGHT_ROWS, 1 << (page_rows - 1).bit_length()),
-        "AT_ONCE": next(n for n in range(_LIGHT_CHUNKS, 0, -1) if chunks % n == 0),
-        "COMPILED": compiled,
-    }
-    heavy = {**shape, "ROWS": _HEAVY_ROWS, "AT_ONCE": min(_HEAVY_CHUNKS, 1 << (chunks - 1).bit_length())}
-    return light, heavy

@@ -15,22 +15,23 @@ from hybridindex.config import MAX_K
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.pq.distances import bases_of, tables_of
+from hybridindex.tiers.paged.launch_shapes import Shape
 from hybridindex.tiers.paged.page_scanner import Candidates
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.tiers.paged.tables.scan_tables import GROUP, Tile
-from hybridindex.tiers.paged.triton_scanner import NEVER, TABLES, Shape, TritonScanner, Work, Workspace
+from hybridindex.tiers.paged.triton_scanner import NEVER, TABLES, TritonScanner, Work, Workspace
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPTIONS", "PqWorkspace", "TritonPqScanner", "shape_of"]
+__all__ = ["PqWorkspace", "TritonPqScanner", "shape_of"]
 
 #: Rows of a program.
 _ROWS = 128
 #: Each operation is rounded by itself.
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class TritonPqScanner(PqPageScanner):
@@ -93,23 +94,20 @@ class PqWorkspace(Workspace):
 
     def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
         """Queues the distances of an uploaded tile."""
-        shape = self._shapes.get("rows")
-        if shape is None:
-            from hybridindex.tiers.paged.pq import triton_pq_kernels
-
-            constants = shape_of(self._codec, self._rows_per_page)
-            shape = self._shapes["rows"] = Shape.of(triton_pq_kernels.add_up_entries, constants, **OPTIONS)
+        shape = self._shape("rows", shape_of, self._codec, self._rows_per_page)
         where = [at[name] for name in (*TABLES, "table", "base", "out")]
         most = min(self._rows_per_page, tile.most_rows)
         grid = (tile.n_items, -(-most // shape.constants["ROWS"]), 1)
         self._run(shape, grid, (*elements, self._ints, self._floats, *where))
 
 
-def shape_of(codec: DeviceCodec, page_rows: int) -> dict[str, Any]:
-    """Constants of the kernel."""
+def shape_of(codec: DeviceCodec, page_rows: int) -> Shape:
+    """Distances of product-quantized rows."""
+    from hybridindex.tiers.paged.pq import triton_pq_kernels
+
     form = codec.pq
     assert form is not None
-    return {
+    constants = {
         "PARTS": form.parts,
         "WORDS": form.codewords.shape[1],
         "CODE": form.code_size,
@@ -120,3 +118,4 @@ def shape_of(codec: DeviceCodec, page_rows: int) -> dict[str, Any]:
         "GROUP": GROUP,
         "ROWS": min(_ROWS, 1 << (page_rows - 1).bit_length()),
     }
+    return Shape.of(triton_pq_kernels.add_up_entries, constants, **_OPTIONS)

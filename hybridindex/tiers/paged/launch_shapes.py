@@ -1,0 +1,102 @@
+"""What the kernels of a device scan are compiled for: their constants and options, as scans launch them.
+
+``python -m benchmarks.device.compiled`` compiles all of them without a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Selection
+
+__all__ = ["MASKED_ROWS", "Shape", "heavy_shape", "light_shape", "mask_shape", "selection_shape"]
+
+#: float32 values of decoded rows that one thread of the 128 keeps in registers, and rows that a program holds at most.
+_VALUES_PER_THREAD = 96
+_THREADS = 128
+_MAX_ROWS = 64
+#: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
+#: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+_LIGHT_REGISTERS = 128
+#: Rows of a program that leaves rows out.
+MASKED_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kernel, and what it is compiled for."""
+
+    kernel: Any
+    #: Its last parameters, in their order.
+    constants: dict[str, Any]
+    values: tuple[Any, ...]
+    options: dict[str, Any]
+    #: Always the same options with them.
+    key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, kernel: Any, constants: dict[str, Any], **options: Any) -> Shape:
+        values = tuple(constants.values())
+        return cls(kernel=kernel, constants=constants, values=values, options=options, key=(kernel, *values))
+
+
+def light_shape(codec: DeviceCodec, page_rows: int, keep_max: bool) -> Shape:
+    """Distances of lists that few queries probe. ``keep_max``: inner products."""
+    from hybridindex.tiers.paged import triton_kernels
+
+    cols = _columns(codec.dim)
+    rows = _rows_at_once(codec.dim, cols, page_rows)
+    constants = {**_of_rows(codec, page_rows), "KEEP_MAX": keep_max, "ROWS": rows, "COLS": cols}
+    return Shape.of(triton_kernels.scan_light, constants, num_warps=_THREADS // 32, maxnreg=_LIGHT_REGISTERS)
+
+
+def heavy_shape(codec: DeviceCodec, page_rows: int, on_gpu: bool) -> Shape:
+    """Inner products of lists that many queries probe."""
+    from hybridindex.tiers.paged import triton_kernels
+
+    cols = 32 if codec.kind == "f32" else 64
+    constants = {**_of_rows(codec, page_rows), "WIDE": not on_gpu, "ROWS": 64, "COLS": cols}
+    return Shape.of(triton_kernels.scan_heavy, constants, num_warps=4)
+
+
+def selection_shape(from_distances: bool, keep_max: bool, selection: Selection) -> Shape:
+    """One level of the selection of the best."""
+    from hybridindex.tiers.paged import triton_kernels
+
+    constants = {
+        "FROM_DISTANCES": from_distances,
+        "KEEP_MAX": keep_max,
+        "CHUNK": selection.chunk,
+        "KEPT": selection.kept,
+    }
+    return Shape.of(triton_kernels.select_best, constants, num_warps=4 if selection.chunk <= 2048 else 8)
+
+
+def mask_shape() -> Shape:
+    """Leaves out what filters do not leave."""
+    from hybridindex.tiers.paged.masks import triton_mask_kernel
+
+    return Shape.of(triton_mask_kernel.leave_out, {"BLOCK": MASKED_ROWS}, num_warps=4)
+
+
+def _of_rows(codec: DeviceCodec, page_rows: int) -> dict[str, Any]:
+    shape = {"D": codec.dim, "PAGE_ROWS": page_rows, "GROUP": GROUP}
+    return {**shape, "KIND": codec.kind, "RESIDUAL": codec.by_residual}
+
+
+def _columns(dim: int) -> int:
+    """Elements of a row that are taken together: at most 64, so that a query's are fewer than the threads (triton then
+    loads them where they are needed), and such that little of the last piece is empty."""
+    for cols in (64, 32, 16):
+        if -dim % cols <= dim // 8:
+            return cols
+    return 8
+
+
+def _rows_at_once(dim: int, cols: int, rows_per_page: int) -> int:
+    """Rows that a light item holds in registers: a power of two."""
+    padded = -(-dim // cols) * cols
+    fitting = max(1, _VALUES_PER_THREAD * _THREADS // padded)
+    return min(_MAX_ROWS, 1 << (fitting.bit_length() - 1), 1 << (rows_per_page - 1).bit_length())
