@@ -95,7 +95,8 @@ def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes
         found.append(row)
         before = timed()
         try:
-            with reshaped(prepared, ROWS=rows, COLS=cols, num_warps=warps, maxnreg=registers):
+            pieces = -(-lists.scan_dim // cols)
+            with reshaped(prepared, ROWS=rows, COLS=cols, PIECES=pieces, num_warps=warps, maxnreg=registers):
                 taken = timed()
         except Exception as error:  # noqa: BLE001 - one setting less
             row["error"] = repr(error)[:200]

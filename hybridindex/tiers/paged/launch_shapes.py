@@ -17,6 +17,8 @@ __all__ = ["MASKED_ROWS", "Shape", "heavy_shape", "light_shape", "mask_shape", "
 _VALUES_PER_THREAD = 96
 _THREADS = 128
 _MAX_ROWS = 64
+#: Columns that it holds at most. Each piece of them is an instruction of its own: the compiler takes long over many.
+_MOST_COLUMNS = 1024
 #: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
 #: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
 _LIGHT_REGISTERS = 128
@@ -47,8 +49,9 @@ def light_shape(codec: DeviceCodec, page_rows: int, keep_max: bool) -> Shape:
     from hybridindex.tiers.paged import triton_kernels
 
     cols = _columns(codec.dim)
-    rows = _rows_at_once(codec.dim, cols, page_rows)
-    constants = {**_of_rows(codec, page_rows), "KEEP_MAX": keep_max, "ROWS": rows, "COLS": cols}
+    pieces = -(-codec.dim // (cols * -(-codec.dim // _MOST_COLUMNS)))
+    rows = _rows_at_once(pieces * cols, page_rows)
+    constants = {**_of_rows(codec, page_rows), "KEEP_MAX": keep_max, "ROWS": rows, "COLS": cols, "PIECES": pieces}
     return Shape.of(triton_kernels.scan_light, constants, num_warps=_THREADS // 32, maxnreg=_LIGHT_REGISTERS)
 
 
@@ -95,8 +98,7 @@ def _columns(dim: int) -> int:
     return 8
 
 
-def _rows_at_once(dim: int, cols: int, rows_per_page: int) -> int:
+def _rows_at_once(columns: int, rows_per_page: int) -> int:
     """Rows that a light item holds in registers: a power of two."""
-    padded = -(-dim // cols) * cols
-    fitting = max(1, _VALUES_PER_THREAD * _THREADS // padded)
+    fitting = max(1, _VALUES_PER_THREAD * _THREADS // columns)
     return min(_MAX_ROWS, 1 << (fitting.bit_length() - 1), 1 << (rows_per_page - 1).bit_length())

@@ -66,13 +66,14 @@ def scan_light(
     at_x, at_scale, at_offset, at_centroids, at_out,
     D: tl.constexpr, PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
     KIND: tl.constexpr, RESIDUAL: tl.constexpr, KEEP_MAX: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One item with fused multiply-adds: a block of rows stays in registers while its queries pass by.
 
-    No query is padded, so one query a page costs what it must. l2 sums squared differences (ADR 0007).
+    No query is padded, so one query a page costs what it must. l2 sums squared differences (ADR 0007). A block has
+    ``PIECES`` times ``COLS`` columns at most: of longer rows the queries pass by the next columns then, and what these
+    make is added to what lies in the scratch.
     """
-    N: tl.constexpr = (D + COLS - 1) // COLS
     page, stretch, first_row, n_rows, member, end = work_item(
         ints, tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, PAGE_ROWS, GROUP
     )
@@ -83,31 +84,39 @@ def scan_light(
     while start < n_rows:
         row = start + tl.arange(0, ROWS)
         live = row < n_rows
-        x = ()
-        for c in tl.static_range(N):
-            col = c * COLS + cols
-            inside = col < D
-            part = _decoded(
-                data, base + row[:, None] * D + col[None, :], live[:, None] & inside[None, :], floats,
-                at_scale, at_offset, at_centroids + stretch * D, col, inside, KIND, RESIDUAL,
-            )  # fmt: skip
-            # Triton knows no unpacking.
-            x = x + (part,)  # noqa: RUF005
-        m, query, slot = member, first_query, first_slot
-        while m < end:
-            # Asked for while this one is computed: its own query's address waits for it.
-            following = tl.minimum(m + 1, end - 1)
-            next_query, next_slot = tl.load(ints + at_query + following), tl.load(ints + at_slot + following)
-            total = tl.zeros((ROWS, COLS), tl.float32)
-            for c in tl.static_range(N):
-                col = c * COLS + cols
-                q = tl.load(floats + at_x + query * D + col, mask=col < D, other=0.0)[None, :]
-                if KEEP_MAX:
-                    total += x[c] * q
-                else:
-                    total += (x[c] - q) * (x[c] - q)
-            tl.store(floats + at_out + slot + first_row + row, tl.sum(total, axis=1), mask=live)
-            m, query, slot = m + 1, next_query, next_slot
+        for first_col in range(0, D, PIECES * COLS):
+            if first_col > 0:
+                # What the program's other threads have written is read below.
+                tl.debug_barrier()
+            x = ()
+            for c in tl.static_range(PIECES):
+                col = first_col + c * COLS + cols
+                inside = col < D
+                part = _decoded(
+                    data, base + row[:, None] * D + col[None, :], live[:, None] & inside[None, :], floats,
+                    at_scale, at_offset, at_centroids + stretch * D, col, inside, KIND, RESIDUAL,
+                )  # fmt: skip
+                # Triton knows no unpacking.
+                x = x + (part,)  # noqa: RUF005
+            m, query, slot = member, first_query, first_slot
+            while m < end:
+                # Asked for while this one is computed: its own query's address waits for it.
+                following = tl.minimum(m + 1, end - 1)
+                next_query, next_slot = tl.load(ints + at_query + following), tl.load(ints + at_slot + following)
+                total = tl.zeros((ROWS, COLS), tl.float32)
+                for c in tl.static_range(PIECES):
+                    col = first_col + c * COLS + cols
+                    q = tl.load(floats + at_x + query * D + col, mask=col < D, other=0.0)[None, :]
+                    if KEEP_MAX:
+                        total += x[c] * q
+                    else:
+                        total += (x[c] - q) * (x[c] - q)
+                out = floats + at_out + slot + first_row + row
+                distance = tl.sum(total, axis=1)
+                if first_col > 0:
+                    distance += tl.load(out, mask=live, other=0.0)
+                tl.store(out, distance, mask=live)
+                m, query, slot = m + 1, next_query, next_slot
         start += ROWS
 
 

@@ -53,6 +53,7 @@ def compiler():
         (90, 384, "add_up"),
         (90, 384, "select"),
         (90, 384, "leave_out"),
+        (90, 4096, "scan"),
         (80, 768, "scan_heavy"),
         (100, 768, "scan_heavy"),
     ],

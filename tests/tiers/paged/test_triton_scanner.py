@@ -16,6 +16,7 @@ import pytest
 from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.index import build
 from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged import launch_shapes
 from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
@@ -100,6 +101,15 @@ def test_any_number_of_dimensions(small, device, codec, dim):
         checked(index, scanner, *everything(index, 6), 3)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_longer_than_a_program_holds(small, device, codec, metric):
+    index = small(codec, metric, n=24, dim=1100, nlist=2)
+    with scanning(index, device, page_bytes=5 * index.code_size) as scanner:
+        scanner.workspace._ints.fill_(0x7FC00000)
+        checked(index, scanner, *everything(index, 2), 7)
+
+
 @pytest.mark.parametrize(("codec", "n"), [("flat", 3), ("sq8", 2), ("sq8", 8)])
 @pytest.mark.parametrize("metric", METRICS)
 def test_residual_codes_have_their_centroid_added(small, device, tmp_path, metric, codec, n):
@@ -149,10 +159,15 @@ def test_a_tiny_scratch_is_scanned_in_tiles_with_the_same_answer(small, device, 
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("codec", ["flat", "sq8"])
-def test_what_lies_in_the_scratch_before_a_scan_does_not_matter(small, device, codec):
+#: (codec, metric, rows, columns of a block): light and heavy kernels; rows that a light program takes in two blocks.
+SOME = [("flat", "ip", 48, 1024), ("sq8", "ip", 240, 1024), ("flat", "l2", 48, 16)]
+
+
+@pytest.mark.parametrize(("codec", "metric", "n", "columns"), SOME)
+def test_what_lies_in_the_scratch_before_a_scan_does_not_matter(small, device, codec, metric, n, columns, monkeypatch):
     """Of an earlier scan, or of whoever had the memory before: a number, no number, infinity, the smallest distance."""
-    index = small(codec, "ip")
+    monkeypatch.setattr(launch_shapes, "_MOST_COLUMNS", columns)
+    index = small(codec, metric, n=n, nlist=max(2, n // 40))
     queries, probes = everything(index, 8)
     with scanning(index, device) as scanner:
         before = checked(index, scanner, queries, probes, 20)
@@ -162,8 +177,8 @@ def test_what_lies_in_the_scratch_before_a_scan_does_not_matter(small, device, c
                 np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("codec", ["flat", "sq8"])
-def test_the_order_in_which_programs_run_does_not_matter(small, codec, monkeypatch):
+@pytest.mark.parametrize(("codec", "metric", "n", "columns"), SOME)
+def test_the_order_in_which_programs_run_does_not_matter(small, codec, metric, n, columns, monkeypatch):
     require_triton("cpu")
     from triton.runtime.interpreter import interpreter_builder
 
@@ -177,7 +192,8 @@ def test_the_order_in_which_programs_run_does_not_matter(small, codec, monkeypat
 
     monkeypatch.setattr(interpreter_builder, "set_grid_dim", in_any_order)
     monkeypatch.setattr(interpreter_builder, "set_grid_idx", lambda *_: set_grid_idx(*places.pop()))
-    index = small(codec, "ip")
+    monkeypatch.setattr(launch_shapes, "_MOST_COLUMNS", columns)
+    index = small(codec, metric, n=n, nlist=max(2, n // 40))
     queries, probes = everything(index, 8)
     with scanning(index, "cpu") as scanner:
         answers = [checked(index, scanner, queries, probes, 20) for _ in range(3)]
