@@ -95,6 +95,8 @@ def _of_rows(name: str, dim: int, residual: bool) -> Iterator[Launch]:
         shape = launch_shapes.light_shape(codec, page_rows, metric == "ip")
         yield Launch(of=f"{of} {metric}", dim=dim, shape=shape, rows=rows)
     yield Launch(of=f"{of} ip", dim=dim, shape=launch_shapes.heavy_shape(codec, page_rows, True), rows=rows)
+    if not residual:
+        yield Launch(of=of, dim=dim, shape=launch_shapes.split_shape(codec))
 
 
 def _of_codes(bits: int, dim: int) -> Iterator[Launch]:

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.tiers.paged.tables.scan_tables import GROUP, Selection
+from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, GROUP, Selection
 
-__all__ = ["MASKED_ROWS", "Shape", "heavy_shape", "light_shape", "mask_shape", "selection_shape"]
+__all__ = [
+    "LEAST_HEAVY_ROWS",
+    "MASKED_ROWS",
+    "Shape",
+    "heavy_shape",
+    "light_shape",
+    "mask_shape",
+    "selection_shape",
+    "split_shape",
+    "split_sizes",
+]
 
 #: float32 values of decoded rows that one thread of the 128 keeps in registers, and rows that a program holds at most.
 _VALUES_PER_THREAD = 96
@@ -22,6 +32,10 @@ _MOST_COLUMNS = 1024
 #: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
 #: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
 _LIGHT_REGISTERS = 128
+#: Rows of a heavy program at least: a narrower product of matrix units takes as long.
+LEAST_HEAVY_ROWS = 16
+#: Columns of a sum of matrix units, which cuts bits off; those that a program splits at once.
+_SUM_COLUMNS, _SPLIT_COLUMNS = 64, 512
 #: Rows of a program that leaves rows out.
 MASKED_ROWS = 512
 
@@ -59,9 +73,27 @@ def heavy_shape(codec: DeviceCodec, page_rows: int, on_gpu: bool) -> Shape:
     """Inner products of lists that many queries probe."""
     from hybridindex.tiers.paged import triton_kernels
 
-    cols = 32 if codec.kind == "f32" else 64
-    constants = {**_of_rows(codec, page_rows), "WIDE": not on_gpu, "ROWS": 64, "COLS": cols}
-    return Shape.of(triton_kernels.scan_heavy, constants, num_warps=4)
+    # Parts of more float32 rows do not fit the registers beside the sums.
+    most = _MAX_ROWS // 2 if codec.kind == "f32" else _MAX_ROWS
+    rows = min(most, max(LEAST_HEAVY_ROWS, 1 << (page_rows - 1).bit_length()))
+    split, words = split_sizes(codec.dim)
+    constants = {"WIDE": not on_gpu, "ROWS": rows, "COLS": _SUM_COLUMNS, "SPLIT": split, "WORDS": words}
+    return Shape.of(triton_kernels.scan_heavy, {**_of_rows(codec, page_rows), **constants}, num_warps=4)
+
+
+def split_shape(codec: DeviceCodec) -> Shape:
+    """Queries as :func:`heavy_shape` reads them."""
+    from hybridindex.tiers.paged import triton_kernels
+
+    split, words = split_sizes(codec.dim)
+    constants = {"D": codec.dim, "SPLIT": split, "WORDS": words, "KIND": codec.kind, "COLS": _SPLIT_COLUMNS}
+    return Shape.of(triton_kernels.split_queries, constants, num_warps=4)
+
+
+def split_sizes(dim: int) -> tuple[int, int]:
+    """Numbers of a query's part, and words of the scratch that its parts and one more number take."""
+    split = -(-dim // _SUM_COLUMNS) * _SUM_COLUMNS
+    return split, split * 3 // 2 + ALIGNED
 
 
 def selection_shape(from_distances: bool, keep_max: bool, selection: Selection) -> Shape:

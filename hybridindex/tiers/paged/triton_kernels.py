@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["scan_heavy", "scan_light", "select_best"]
+__all__ = ["scan_heavy", "scan_light", "select_best", "split_queries"]
 
 
 @triton.jit
@@ -121,27 +121,56 @@ def scan_light(
 
 
 @triton.jit
-def _add_product(total, x, q, WIDE: tl.constexpr):
+def split_queries(
+    floats, halves, at_x, at_scale, at_offset, at_parts,
+    D: tl.constexpr, SPLIT: tl.constexpr, WORDS: tl.constexpr, KIND: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Writes one query as the heavy kernel reads it: WORDS words from ``at_parts``, in which its three bfloat16 parts
+    lie one behind the other, SPLIT numbers each, and then, as float32, what sq8's offset adds to every distance. sq8's
+    scale goes into the query.
+    """
+    query = tl.program_id(0)
+    own = at_parts + query * WORDS
+    offsets = tl.zeros((COLS,), tl.float32)
+    for first_col in range(0, SPLIT, COLS):
+        col = first_col + tl.arange(0, COLS)
+        q = tl.load(floats + at_x + query * D + col, mask=col < D, other=0.0)
+        if KIND == "sq8":
+            offsets += q * tl.load(floats + at_offset + col, mask=col < D, other=0.0)
+            q = q * tl.load(floats + at_scale + col, mask=col < D, other=0.0)
+        part = halves + 2 * own + col
+        for number in tl.static_range(3):
+            cut = q.to(tl.bfloat16)
+            tl.store(part + number * SPLIT, cut.to(tl.int16, bitcast=True), mask=col < SPLIT)
+            q -= cut.to(tl.float32)
+    tl.store(floats + own + SPLIT * 3 // 2, tl.sum(offsets, axis=0))
+
+
+@triton.jit
+def _add_product(total, q, x, WIDE: tl.constexpr):
     if WIDE:
-        x, q = x.to(tl.float32), q.to(tl.float32)
-    return tl.dot(x, q, total, input_precision="ieee")
+        q, x = q.to(tl.float32), x.to(tl.float32)
+    return tl.dot(q, x, total, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["first_item"])
 def scan_heavy(
-    data, ints, floats, first_item,
+    data, ints, floats, halves, first_item,
     at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, at_query, at_slot,
-    at_x, at_scale, at_offset, at_centroids, at_out,
+    at_x, at_centroids, at_parts, at_out,
     D: tl.constexpr, PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
     KIND: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, SPLIT: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """One item of inner products as a matrix product, for lists that many queries of the batch probe.
 
     The matrix units multiply bfloat16 exactly and add in float32, so operands are cut into bfloat16 parts: a query
-    into three (24 bits), a half into two, a byte or a bfloat16 is one. What is left out is below 2^-24 of a product.
-    They add by cutting bits off, always towards zero, which many columns would add up. So each COLS of them have a sum
-    of their own, small parts first, and these sums are added with rounding. float32 rows are multiplied in float32.
+    (:func:`split_queries`) and a float32 into three (24 bits), a half into two, a byte or a bfloat16 is one. What is
+    left out is below 2^-24 of a product. All parts of all queries are one operand, of 64 rows with a place that stays
+    empty: units for 64 are no faster for less. Rows are the other operand, as few as a page has, but 16.
+
+    Matrix units add by cutting bits off, always towards zero, which many columns would add up. So each COLS of them
+    have a sum of their own, small parts first, and these sums are added with rounding, those of a query's parts last.
     ``WIDE`` multiplies the parts as float32: the interpreter of triton 3.6 would multiply the bits of bfloat16 as whole
     numbers.
     """
@@ -152,51 +181,50 @@ def scan_heavy(
     m = member + tl.arange(0, GROUP)
     query = tl.load(ints + at_query + m, mask=m < end, other=0)
     slot = tl.load(ints + at_slot + m, mask=m < end, other=0)
+    constant = tl.load(floats + at_parts + query * WORDS + SPLIT * 3 // 2)
     base = page.to(tl.int64) * (PAGE_ROWS * D)
     cols = tl.arange(0, COLS)
+    if RESIDUAL:
+        for first_col in range(0, D, COLS):
+            col = first_col + cols
+            q = tl.load(floats + at_x + query[:, None] * D + col[None, :], mask=(col < D)[None, :], other=0.0)
+            centroid = tl.load(floats + at_centroids + stretch * D + col, mask=col < D, other=0.0)
+            constant += tl.sum(q * centroid[None, :], axis=1)
+    line = tl.arange(0, 4 * GROUP)
+    owner = member + line % GROUP
+    there = (owner < end) & (line < 3 * GROUP)
+    own = at_parts + tl.load(ints + at_query + owner, mask=there, other=0) * WORDS
+    part_of_line = halves + 2 * own + line // GROUP * SPLIT
     start = 0
     while start < n_rows:
         row = start + tl.arange(0, ROWS)
         live = row < n_rows
-        total = tl.zeros((ROWS, GROUP), tl.float32)
-        constant = tl.zeros((GROUP,), tl.float32)
+        total = tl.zeros((4 * GROUP, ROWS), tl.float32)
         for first_col in range(0, D, COLS):
             col = first_col + cols
-            inside = col < D
-            raw = tl.load(data + base + row[:, None] * D + col[None, :], mask=live[:, None] & inside[None, :], other=0)
-            q = tl.load(floats + at_x + query[None, :] * D + col[:, None], mask=inside[:, None], other=0.0)
-            if RESIDUAL:
-                centroid = tl.load(floats + at_centroids + stretch * D + col, mask=inside, other=0.0)
-                constant += tl.sum(q * centroid[:, None], axis=0)
-            if KIND == "sq8":
-                offset = tl.load(floats + at_offset + col, mask=inside, other=0.0)
-                constant += tl.sum(q * offset[:, None], axis=0)
-                q = q * tl.load(floats + at_scale + col, mask=inside, other=0.0)[:, None]
-            if KIND == "f32":
-                total = tl.dot(raw, q, total, input_precision="ieee")
+            raw = tl.load(
+                data + base + row[None, :] * D + col[:, None], mask=live[None, :] & (col < D)[:, None], other=0
+            )
+            q = tl.load(part_of_line[:, None] + col[None, :], mask=there[:, None], other=0)
+            q = q.to(tl.bfloat16, bitcast=True)
+            added = tl.zeros((4 * GROUP, ROWS), tl.float32)
+            if KIND == "bf16":
+                x = raw.to(tl.bfloat16, bitcast=True)
             else:
-                part = tl.zeros((ROWS, GROUP), tl.float32)
-                q1 = q.to(tl.bfloat16)
-                rest = q - q1.to(tl.float32)
-                q2 = rest.to(tl.bfloat16)
-                q3 = (rest - q2.to(tl.float32)).to(tl.bfloat16)
-                if KIND == "bf16":
-                    x = raw.to(tl.bfloat16, bitcast=True)
-                elif KIND == "sq8":
-                    x = raw.to(tl.float32).to(tl.bfloat16)
-                else:
-                    whole = raw.to(tl.float32)
-                    x = whole.to(tl.bfloat16)
-                    x2 = (whole - x.to(tl.float32)).to(tl.bfloat16)
-                    part = _add_product(part, x2, q2, WIDE)
-                    part = _add_product(part, x2, q1, WIDE)
-                part = _add_product(part, x, q3, WIDE)
-                part = _add_product(part, x, q2, WIDE)
-                total += _add_product(part, x, q1, WIDE)
-        total += constant[None, :]
+                whole = raw.to(tl.float32)
+                x = whole.to(tl.bfloat16)
+                if KIND != "sq8":
+                    rest = whole - x.to(tl.float32)
+                    x2 = rest.to(tl.bfloat16)
+                    if KIND == "f32":
+                        x3 = (rest - x2.to(tl.float32)).to(tl.bfloat16)
+                        added = _add_product(added, q, x3, WIDE)
+                    added = _add_product(added, q, x2, WIDE)
+            total += _add_product(added, q, x, WIDE)
+        distance = tl.sum(tl.reshape(total, (4, GROUP, ROWS)), axis=0) + constant[:, None]
         tl.store(
-            floats + at_out + slot[None, :] + (first_row + row)[:, None], total,
-            mask=live[:, None] & (m < end)[None, :],
+            floats + at_out + slot[:, None] + (first_row + row)[None, :], distance,
+            mask=(m < end)[:, None] & live[None, :],
         )  # fmt: skip
         start += ROWS
 

@@ -21,22 +21,25 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import OutOfBudgetError
-from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.codec import DeviceCodec, DeviceKind
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.launch_shapes import (
+    LEAST_HEAVY_ROWS,
     MASKED_ROWS,
     Shape,
     heavy_shape,
     light_shape,
     mask_shape,
     selection_shape,
+    split_shape,
+    split_sizes,
 )
 from hybridindex.tiers.paged.masks.device_masks import DeviceMasks, PairMasks
 from hybridindex.tiers.paged.page_scanner import Candidates, PageScanner
-from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, Selection, Tile
+from hybridindex.tiers.paged.tables.scan_tables import ALIGNED, GROUP, Selection, Tile
 from hybridindex.tiers.paged.tables.staged_tables import StagedTables, cut_for
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
@@ -100,6 +103,8 @@ class TritonScanner(PageScanner):
         distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
         positions = np.full((n, k), -1, dtype=np.int64)
         scale, offset = self.workspace.constants
+        heavy_from = _heavy_from(self._codec.kind, self._arena.geometry.rows_per_page) if keep_max else NEVER
+        split_words = split_sizes(dim)[1] if heavy_from < NEVER else 0
 
         def operands(tile: Tile, tables: Any) -> dict[str, npt.NDArray[Any]]:
             x = queries[tile.first_query : tile.first_query + tile.n_queries]
@@ -109,14 +114,21 @@ class TritonScanner(PageScanner):
         work = Work(
             elements=(self._elements,),
             keep_max=keep_max,
-            heavy_from=_HEAVY_FROM[self._codec.kind] if keep_max else NEVER,
-            query_bytes=4 * dim,
+            heavy_from=heavy_from,
+            query_bytes=4 * (dim + split_words),
+            split_words=split_words,
             pair_bytes=4 * dim if self._codec.by_residual else 0,
             operands=operands,
             masks=masks,
         )
         found = self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
         return distances, ids_of_positions(self._index, positions, complete=found == n * k)
+
+
+def _heavy_from(kind: DeviceKind, page_rows: int) -> int:
+    """Members from which a list is heavy: more where a page has fewer rows than a product."""
+    members = _HEAVY_FROM[kind] * -(-LEAST_HEAVY_ROWS // page_rows)
+    return members if members <= GROUP else NEVER
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +147,8 @@ class Work:
     #: What the kernels read beside the tables of a tile: arrays of int32 or float32, by name. The second argument is
     #: :attr:`hybridindex.tiers.paged.tables.staged_tables.StagedTables.tables`.
     operands: Callable[[Tile, Any], dict[str, npt.NDArray[Any]]]
+    #: Words of the scratch that kernels write of each query; of ``query_bytes``.
+    split_words: int = 0
     #: Which rows each query may be answered with; None: all.
     masks: RowMasks | None = None
 
@@ -205,6 +219,7 @@ class Workspace:
                 f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
             ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
+        self._halves = self._ints.view(torch.int16)
         #: Of its words, those for tables, distances and candidates; behind them lie masks, once there was one.
         self._n_words = self._all_words = words
         self._masks: DeviceMasks | None = None
@@ -293,7 +308,7 @@ class Workspace:
                 assert self._masks is not None
                 masks, at_slots = _pair_masks(staged.tables, work.masks)
                 used = staged.put(used, {"mask_slot": at_slots, **self._masks.operands(masks)}, at)
-            self._upload(staged, used, tile, at)
+            self._upload(staged, used, tile, at, work.split_words)
             self.launch(work.elements, tile, at, work.keep_max)
             if masks is not None:
                 self._leave_out(at, masks)
@@ -316,11 +331,12 @@ class Workspace:
         # Of its device, too.
         return torch.cuda.stream(self._stream)
 
-    def _upload(self, staged: StagedTables, used: int, tile: Tile, at: dict[str, int]) -> None:
+    def _upload(self, staged: StagedTables, used: int, tile: Tile, at: dict[str, int], split_words: int) -> None:
         """Queues the copy of ``used`` staged words, and says in ``at`` what follows them."""
-        at["out"] = used
+        at["parts"] = used
+        at["out"] = out = used + tile.n_queries * split_words
         # Where the selection puts keys, level by level, in two places that take turns; in keys.
-        at["best"] = best = (used + _aligned(tile.n_slots) + 31) // 32 * ALIGNED
+        at["best"] = best = (out + _aligned(tile.n_slots) + 31) // 32 * ALIGNED
         at["better"] = end = best + _aligned(tile.places[1])
         if len(tile.places) > 2:
             end += tile.places[2]
@@ -337,14 +353,19 @@ class Workspace:
 
     def launch(self, elements: tuple[torch.Tensor, ...], tile: Tile, at: dict[str, int], keep_max: bool) -> None:
         """Queues the distances of an uploaded tile."""
-        where = [at[name] for name in (*TABLES, "x", "scale", "offset", "centroids", "out")]
         tensors, of_rows = (*elements, self._ints, self._floats), (self._codec, self._rows_per_page)
+        tables = [at[name] for name in TABLES]
         if tile.n_light:
+            where = [at[name] for name in ("x", "scale", "offset", "centroids", "out")]
             shape = self._shape(("light", keep_max), light_shape, *of_rows, keep_max)
-            self._run(shape, (tile.n_light, 1, 1), (*tensors, *where))
+            self._run(shape, (tile.n_light, 1, 1), (*tensors, *tables, *where))
         if n_heavy := tile.n_items - tile.n_light:
+            where = [at[name] for name in ("x", "scale", "offset", "parts")]
+            shape = self._shape("split", split_shape, self._codec)
+            self._run(shape, (tile.n_queries, 1, 1), (self._floats, self._halves, *where))
+            where = [at[name] for name in ("x", "centroids", "parts", "out")]
             shape = self._shape("heavy", heavy_shape, *of_rows, self._on_cuda)
-            self._run(shape, (n_heavy, 1, 1), (*tensors, tile.n_light, *where))
+            self._run(shape, (n_heavy, 1, 1), (*tensors, self._halves, tile.n_light, *tables, *where))
 
     def _shape(self, key: Any, make: Callable[..., Shape], *args: Any) -> Shape:
         """What ``make(*args)`` says, asked once."""

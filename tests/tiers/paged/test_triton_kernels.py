@@ -73,14 +73,14 @@ def test_kernels_compile_for_gpus_and_stay_in_registers(arch, dim, kernels):
         # Another version of triton brings another assembler.
         if TABLE["environment"]["versions"]["triton"] == version("triton"):
             assert row["spilled_bytes"] <= TABLE["kernels"][name]["spilled_bytes"], (name, row)
-        # float32 products on the matrix units would be shortened.
+        # Its float32 numbers would be shortened.
         assert "tf32" not in words, name
         if name.startswith("scan_light"):
             assert "mma" not in words, name
             # Rows come in whole vectors, and do not drive queries and tables out of the near cache.
             assert dim > 768 or "ld.global.L1::evict_first.L2::cache_hint.v4.b32" in words, name
         if name.startswith("scan_heavy") and arch == 90:
-            assert ("wgmma" in words) == ("f32" not in name), name
+            assert "wgmma" in words, name
         if name.startswith(("estimate", "add_up")):
             # Every product and sum is rounded by itself, and small numbers stay.
             assert not words & {"fma", "ftz"}, name

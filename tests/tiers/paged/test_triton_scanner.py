@@ -66,7 +66,7 @@ def everything(index, n, *, seed=3, offset=0.0):
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [2, 12])
 def test_right_with_few_and_many_queries_a_list(small, device, codec, metric, n):
     index = small(codec, metric)
     with scanning(index, device) as scanner:
@@ -97,20 +97,21 @@ def test_more_queries_than_a_group(small, device, codec, monkeypatch):
 @pytest.mark.parametrize("codec", ["flat", "bf16", "sq8"])
 def test_any_number_of_dimensions(small, device, codec, dim):
     index = small(codec, "ip", n=40, dim=dim, nlist=2)
-    with scanning(index, device, page_bytes=10 * index.code_size) as scanner:
+    with scanning(index, device, page_bytes=16 * index.code_size) as scanner:
         checked(index, scanner, *everything(index, 6), 3)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("metric", "n"), [("ip", 2), ("ip", 8), ("l2", 2)])
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_longer_than_a_program_holds(small, device, codec, metric):
-    index = small(codec, metric, n=24, dim=1100, nlist=2)
-    with scanning(index, device, page_bytes=5 * index.code_size) as scanner:
+def test_rows_longer_than_a_program_holds(small, device, codec, metric, n, monkeypatch):
+    monkeypatch.setitem(device_triton._HEAVY_FROM, "f32", 5)
+    index = small(codec, metric, n=48, dim=1100, nlist=2)
+    with scanning(index, device, page_bytes=16 * index.code_size) as scanner:
         scanner.workspace._ints.fill_(0x7FC00000)
-        checked(index, scanner, *everything(index, 2), 7)
+        checked(index, scanner, *everything(index, n), 7)
 
 
-@pytest.mark.parametrize(("codec", "n"), [("flat", 3), ("sq8", 2), ("sq8", 8)])
+@pytest.mark.parametrize(("codec", "n"), [("flat", 3), ("flat", 12), ("sq8", 2), ("sq8", 8)])
 @pytest.mark.parametrize("metric", METRICS)
 def test_residual_codes_have_their_centroid_added(small, device, tmp_path, metric, codec, n):
     import faiss
@@ -324,6 +325,7 @@ def test_a_kernel_is_asked_once_what_it_was_compiled_to(small, monkeypatch):
         "scan_heavy": (1, 2),
         "scan_light": (1, 2),
         "select_best": (2, 1),
+        "split_queries": (1, 2),
     }
 
 
