@@ -27,7 +27,7 @@ from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pq.native_pq_scanner import NativePqScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.tiers.paged.pq.triton_pq_scanner import TritonPqScanner
-from hybridindex.tiers.paged.tables.scan_tables import Selection
+from hybridindex.tiers.paged.tables.scan_tables import GROUP, Selection
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from hybridindex.types import I64
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _K = 10
 #: Queries and k of the scans: each list is probed by one query, and by enough for matrix products; k up to each power
 #: of two at which the selection changes, in the common range. No search then waits for the compiler.
-_SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
+_SCANS = ((1, _K), (GROUP, _K), (1, 32), (1, 64), (1, 128))
 #: More of a scan of codes, whose k are candidates: as many as these kernels serve.
 _CODE_SCANS = (*_SCANS, (1, 256), (1, 512), (1, 1024), (1, MAX_K))
 #: What scans anywhere, where that is not :class:`TorchScanner`.

@@ -52,8 +52,9 @@ __all__ = ["NEVER", "TABLES", "TritonScanner", "Work", "Workspace"]
 #: More members than a stretch has.
 NEVER = 1 << 30
 #: Members from which a list's inner products are worth a matrix product, padded to GROUP. Below, the multiply-adds of
-#: an H200 keep up with its memory: a float32 row has 4 bytes to read for each, a byte code only one.
-_HEAVY_FROM = {"f32": NEVER, "f16": 5, "bf16": 5, "sq8": 3}
+#: an H200 keep up with its memory: a float32 row has 4 bytes to read for each, a byte code only one. That of float32
+#: comes from counts of instructions (ADR 0046); NEVER turns it off.
+_HEAVY_FROM = {"f32": 12, "f16": 5, "bf16": 5, "sq8": 3}
 #: The tables that every kernel of distances reads, in its order.
 TABLES = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
 #: Of the scratch, what masks of filters may take; and of each pair's tables, what they add, in bytes.

@@ -111,7 +111,7 @@ def test_every_kernel_runs_before_the_first_query(index, triton_first, monkeypat
     monkeypatch.setattr(Workspace, "launch", lambda self, *a: launched.append(a[1].n_queries) or launch(self, *a))
     monkeypatch.setattr(Workspace, "select", lambda self, *a: launched.append(f"best {a[2].kept}") or select(self, *a))
     with closing(open_tier(index)) as tier:
-        assert launched == [1, "best 16", 8, "best 16", 1, "best 32", 1, "best 64", 1, "best 128"]
+        assert launched == [1, "best 16", 16, "best 16", 1, "best 32", 1, "best 64", 1, "best 128"]
         assert Workspace._made[id(tier.arena.data)].scratch_bytes == SCRATCH
         assert tier.used_bytes == 0
         scanner = tier.scanner(ResidencyStore(NLIST, lambda *_: None).current)
