@@ -83,7 +83,9 @@ def launches(dims: Sequence[int]) -> Iterator[Launch]:
 
 
 def _page_rows(codec: str, code_size: int, group_rows: int = 1) -> int:
-    return PageGeometry.for_code_size(code_size, usual_page_bytes(codec), group_rows=group_rows).rows_per_page
+    """Of long lists."""
+    page_bytes = usual_page_bytes(codec, code_size, np.array([1 << 20]))
+    return PageGeometry.for_code_size(code_size, page_bytes, group_rows=group_rows).rows_per_page
 
 
 def _of_rows(name: str, dim: int, residual: bool) -> Iterator[Launch]:

@@ -323,7 +323,7 @@ def test_an_opening_does_not_wait_for_lists_that_nobody_asked_for(flat, monkeypa
     lists.choose(None, tiers, lambda: False)
     assert (len(lists.list_ids()), lists.due) == (0, True)
     lists.choose(None, tiers, lambda: False, 0.5)
-    assert (len(lists.list_ids()), lists.due) == (N_PINNED, False)
+    assert (len(lists.list_ids()), lists.due) == (16, False)
 
 
 @pytest.mark.parametrize(

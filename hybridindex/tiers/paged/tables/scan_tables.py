@@ -366,7 +366,8 @@ class NumpyTables:
                 n_tiles = int(tile_of[start:end].max()) + 1
         # Within a tile, pairs stay in the order of the queries.
         self._pairs = pairs.take(np.argsort(tile_of, kind="stable"))
-        return np.cumsum(np.bincount(tile_of)).tolist()
+        ends: list[int] = np.cumsum(np.bincount(tile_of)).tolist()
+        return ends
 
     def _as_they_come(self, own: I64, per_query: int, limit: int) -> list[int]:
         query, ends = self._pairs.query, [0]
