@@ -1,9 +1,13 @@
 """How fast lists reach a device, and what a plan change costs there.
 
-1. Prefetch: all lists of a synthetic index through ``DeviceTier.load`` into an empty arena, from pinned memory and from
-   the mapped file through the staging ring, against one plain pinned copy of as many bytes to the same device. Target
-   for pinned lists: 90 % of the plain copy's bandwidth.
-2. Plan change: a tenth of the resident bytes replaced, against dropping and loading everything. Target: 5 times faster.
+1. Prefetch: all lists of a synthetic index through ``DeviceTier.load`` into an arena of twice their size, from pinned
+   memory and from the mapped file through the staging ring, against one plain pinned copy of as many bytes to the same
+   device. The arena is *fresh*, and lists come in their order; or *used*: half of its pages, drawn at random, are
+   others', so that the free ones lie scattered, and lists come in random order, as lookahead asks for them. Target for
+   pinned lists, both times: 90 % of the plain copy's bandwidth.
+2. Copies of page-locked memory to the device, 4 KiB to 1 GiB (:mod:`benchmarks.device.calls.ceilings`): the ceiling for
+   pieces of such sizes.
+3. Plan change: a tenth of the resident bytes replaced, against dropping and loading everything. Target: 5 times faster.
 
 The sides run in turns, ratios are paired by round, and the plain copy against itself gives the A/A noise. On the
 stand-in device all of it runs to its end at small sizes and claims nothing: there a copy is a memcpy.
@@ -22,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common.measure import Attempts, arguments, interleave, ratio_of_medians, show, write
+from benchmarks.device.calls.ceilings import host_copies
 from benchmarks.device.reclaim import pin_all, reclaim_into
 from benchmarks.device.targets import BANDWIDTH_TARGET, PLAN_TARGET
+from hybridindex.types import I32
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -32,10 +38,14 @@ if TYPE_CHECKING:
     from hybridindex.tiers.paged.pinned import PinReport
 
 
+#: Lists whose places are looked at.
+_LOOKED_AT = 200
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cuda:N, cpu (stand-in), or auto")
-    parser.add_argument("--mib", type=int, help="MiB of lists; default 4096 on a GPU, 32 on the stand-in")
-    parser.add_argument("--list-kib", type=int, help="KiB of a list, on average; default 1024, 64 on the stand-in")
+    parser.add_argument("--mib", type=int, help="MiB of lists; default 2048 on a GPU, 32 on the stand-in")
+    parser.add_argument("--list-kib", type=int, help="KiB of a list, on average; default 1024, 256 on the stand-in")
     parser.add_argument("--repeats", type=int, help="default 15 on a GPU, 5 on the stand-in")
 
 
@@ -72,11 +82,27 @@ def plain_copy(tier: DeviceTier, nbytes: int) -> Callable[[], None]:
     return run
 
 
+def use_arena(tier: DeviceTier, seed: int = 0) -> I32:
+    """Takes pages at random until half of the arena is others', who keep them; these pages."""
+    pages = tier.arena.pages
+    every = pages.allocate(pages.n_free)
+    assert every is not None, "no page is free"
+    mixed = np.random.default_rng(seed).permutation(every)
+    pages.free(np.sort(mixed[len(mixed) // 2 :]))
+    return mixed[: len(mixed) // 2]
+
+
 def prefetch(
-    index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, repeats: int, pinned: PinReport | None
+    index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, repeats: int, pinned: PinReport | None, used: bool
 ) -> dict[str, Any]:
-    """Loads everything into an empty arena, against the plain copy of as many bytes."""
-    lists = np.flatnonzero(index.list_sizes).tolist()
+    """Loads everything into an arena in which nothing of ours lies, against the plain copy of as many bytes."""
+    from hybridindex.tiers.paged.arena import page_runs
+
+    lists = np.flatnonzero(index.list_sizes)
+    if used:
+        lists = np.random.default_rng(1).permutation(lists)
+    lists = lists.tolist()
+    runs: list[float] = []
     nbytes = int(index.list_bytes.sum())
     plain = plain_copy(tier, nbytes)
     load_s: list[float] = []
@@ -86,6 +112,9 @@ def prefetch(
         report = tier.load(lists, store).result()
         load_s.append(time.perf_counter() - started)
         assert len(report.loaded) == len(lists), "the arena does not hold the index"
+        if not runs:
+            pages = store.current.list_pages
+            runs.append(float(np.mean([len(page_runs(pages[i])) for i in lists[:_LOOKED_AT]])))  # type: ignore[arg-type]
         store.publish({}, drops=lists)
 
     # Dropping belongs to neither side: loads are timed inside, in the same turns.
@@ -95,8 +124,10 @@ def prefetch(
     stats = tier.copy_stats
     return {
         "lists from": "pinned memory" if pinned is not None else "mapped file",
+        "arena": "used" if used else "fresh",
         "bytes": nbytes,
         "lists": len(lists),
+        "runs a list": runs[0],
         "GB/s": nbytes / float(np.median(loads)) / 1e9,
         "plain GB/s": nbytes / timed["plain"].median / 1e9,
         "of plain": ratio.tolist(),
@@ -147,20 +178,23 @@ def main() -> None:
     args = arguments(__doc__, _options)
     import torch
 
+    from hybridindex.tiers.contract.devices import resolve_device
     from hybridindex.tiers.contract.residency import ResidencyStore
     from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
     from hybridindex.tiers.serving import page_bytes_of
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     on_gpu = name != "cpu"
-    mib = args.mib or (4096 if on_gpu else 32)
-    list_kib = args.list_kib or (1024 if on_gpu else 64)
+    mib = args.mib or (2048 if on_gpu else 32)
+    list_kib = args.list_kib or (1024 if on_gpu else 256)
     repeats = args.repeats or (15 if on_gpu else 5)
     with (
         tempfile.TemporaryDirectory() as folder,
         make_index(Path(folder), mib << 20, list_kib << 10) as index,
     ):
-        wanted = int(index.list_bytes.sum()) + index.nlist * 65_536
+        # Half of the used arena's pages are others'.
+        wanted = 2 * (int(index.list_bytes.sum()) + index.nlist * 65_536)
+        copies: list[dict[str, Any]] = []
         prefetched: list[dict[str, Any]] = []
         changed: dict[str, Any] = {}
         attempts = Attempts()
@@ -169,7 +203,7 @@ def main() -> None:
         def save(*, complete: bool = False) -> None:
             result = {"device": label, "stand_in": not on_gpu, "complete": complete,
                       "bandwidth_target": BANDWIDTH_TARGET, "plan_target": PLAN_TARGET,
-                      "prefetch": prefetched, "plan_change": changed, "failed": attempts.failed}  # fmt: skip
+                      "prefetch": prefetched, "host_to_device": copies, "plan_change": changed, "failed": attempts.failed}  # fmt: skip
             write(args.json, "device_copy", result)
 
         for pin in (True, False):
@@ -184,22 +218,31 @@ def main() -> None:
                 store = ResidencyStore(index.nlist, reclaim_into(tier))
                 label = tier.label
                 with attempts(f"prefetch, pinned: {pin}"):
-                    prefetched.append(prefetch(index, tier, store, repeats=repeats, pinned=pinned))
+                    prefetched.append(prefetch(index, tier, store, repeats=repeats, pinned=pinned, used=False))
                 save()
                 if pin:
                     with attempts("plan change"):
                         store.publish({}, drops=store.current.resident_lists().tolist())
                         changed.update(plan_change(index, tier, store, repeats=repeats))
+                        store.publish({}, drops=store.current.resident_lists().tolist())
                     save()
+                with attempts(f"prefetch to a used arena, pinned: {pin}"):
+                    use_arena(tier)
+                    prefetched.append(prefetch(index, tier, store, repeats=repeats, pinned=pinned, used=True))
+                save()
+        with attempts("copies by size"):
+            copies += host_copies(resolve_device(name)[0])
         save(complete=not attempts.failed)
     stand_in = not on_gpu
     claim = "stand-in: claims nothing" if stand_in else ""
     show(
         f"prefetch to {label}, {mib} MiB",
-        ("lists from", "GB/s", "plain GB/s", "of plain", "A/A", f">= {BANDWIDTH_TARGET:g}"),
+        ("lists from", "arena", "runs a list", "GB/s", "plain GB/s", "of plain", "A/A", f">= {BANDWIDTH_TARGET:g}"),
         [
             (
                 row["lists from"],
+                row["arena"],
+                row["runs a list"],
                 row["GB/s"],
                 row["plain GB/s"],
                 f"{row['of plain'][0]:.2f} x",
@@ -210,6 +253,8 @@ def main() -> None:
             for row in prefetched
         ],
     )
+    if copies:
+        show(f"plain copies to {label}", tuple(copies[0]), [tuple(row.values()) for row in copies])
     show(
         "plan change, a tenth of the resident bytes",
         ("change ms", "reload ms", "times faster", "A/A", f">= {PLAN_TARGET:g}"),

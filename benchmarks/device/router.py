@@ -3,8 +3,11 @@
 1. *Lookahead*: sessions whose draft stands near their final query. The final search is timed after the draft's lists
    have landed, as behind generation, against the same search on the host alone; by budget, and at a sixteenth and an
    eighth of the lists, as in TeleRAG: with much fewer probes nothing is left to save. eta is the hit rate by bytes.
-   What measured times allow is host / (fixed + max((1 - eta) scan, device)): the host's search, what of it is no scan,
-   its scan, and the device's. The copies have landed and take no part. Targets: 80 % of that; 7 times where eta >= 0.9.
+   What can be reached is host / (fixed + max((1 - eta) scan, device)): the host's search, what of it is no scan, its
+   scan, and the least that a device takes: one launch, and the bytes of the lists there at the speed of a sum that only
+   reads (:mod:`benchmarks.device.calls.ceilings`). No time of our own kernels is in it; the same with the time that our
+   scan took stands beside it. The copies have landed and take no part. Targets: 80 % of what can be reached; 7 times
+   where eta >= 0.9.
 2. *Cache*: the same sessions with half of the arena for what earlier ones used, against none: hit rate and bytes moved.
 3. *Short windows*: the final search comes when a quarter of the time has passed that the draft's lists take to land.
    Searches that may wait for the others (TeleRAG, Appendix B, case 2) against such that begin at once, and the host.
@@ -30,6 +33,7 @@ import numpy as np
 
 from benchmarks.common.clusters import Clusters, import_lists, make_clusters
 from benchmarks.common.measure import Attempts, Timing, arguments, ratio_of_medians, show, write
+from benchmarks.device.calls.ceilings import Floor, measure_floor
 from benchmarks.device.targets import BOUND_TARGET, P99_TARGET, SPEEDUP_TARGET
 from hybridindex.router.batch.stages import HOST_SCAN, LOOKAHEAD_WAIT, BatchReport, device_scan
 from hybridindex.types import F32
@@ -52,10 +56,10 @@ _WINDOW = 0.25
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cuda:N, cpu (stand-in), or auto")
-    parser.add_argument("--mib", type=int, help="MiB of vectors; default 4096 on a GPU, 128 on the stand-in")
+    parser.add_argument("--mib", type=int, help="MiB of vectors; default 2048 on a GPU, 128 on the stand-in")
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--nprobe", type=int, nargs="+", help="default a sixteenth and an eighth of the lists")
-    parser.add_argument("--sessions", type=int, default=100)
+    parser.add_argument("--sessions", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the plan changes")
 
 
@@ -104,8 +108,11 @@ def allowed_speedup(*, host_s: float, scan_s: float, device_s: float, eta: float
     return host_s / (fixed_s + max((1 - eta) * scan_s, device_s))
 
 
-def lookahead_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float) -> dict[str, Any]:
+def lookahead_row(
+    index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float, floor: Floor
+) -> dict[str, Any]:
     """Searches with lookahead of ``share`` of the index's bytes against searches on the host alone."""
+    probed_bytes = float(index.list_bytes[index.ivf.quantize(finals, nprobe)[0]].sum(axis=1).mean())
     budget = int(share * index.list_bytes.sum())
     seconds: dict[str, list[float]] = {"host": [], "with": [], "host again": []}
     hits, moved = [], 0
@@ -132,7 +139,11 @@ def lookahead_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int
     timed = {side: Timing(tuple(values[_WARM_UP:])) for side, values in seconds.items()}
     faster = ratio_of_medians(timed["host"], timed["with"])
     eta = float(np.mean(hits[_WARM_UP:]))
-    bound = allowed_speedup(host_s=timed["host"].median, scan_s=scan_s, device_s=device_s, eta=eta)
+    least_s = floor.seconds(eta * probed_bytes)
+    bound, own = (
+        allowed_speedup(host_s=timed["host"].median, scan_s=scan_s, device_s=seconds, eta=eta)
+        for seconds in (least_s, device_s)
+    )
     return {
         "nprobe": nprobe,
         "share": share,
@@ -143,11 +154,16 @@ def lookahead_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int
         "host_ms": timed["host"].median * 1e3,
         "host_scan_ms": scan_s * 1e3,
         "device_scan_ms": device_s * 1e3,
+        "device_bytes": eta * probed_bytes,
+        "device_least_ms": least_s * 1e3,
         "host_scan_left_ms": left_s * 1e3,
         "with_ms": timed["with"].median * 1e3,
         "times_faster": faster,
         "bound": bound,
         "of_bound": faster[0] / bound,
+        #: With the device's own measured time.
+        "own_bound": own,
+        "of_own_bound": faster[0] / own,
         #: Without fixed costs, and with a device that takes no time; None: no bound.
         "ideal": 1 / (1 - eta) if eta < 1 else None,
         "noise": ratio_of_medians(timed["host again"], timed["host"]),
@@ -287,8 +303,9 @@ def main() -> None:
     from hybridindex.tiers.contract.devices import resolve_device
 
     device = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
-    _, info = resolve_device(device)
-    mib = args.mib or (128 if info.stand_in else 4096)
+    on, info = resolve_device(device)
+    floor = measure_floor(on)
+    mib = args.mib or (128 if info.stand_in else 2048)
     data = make_clusters(args.dim, mib << 20)
     nlist = len(data.centres)
     nprobes = [min(n, nlist // 4) for n in args.nprobe or [nlist // part for part in _PROBE_PARTS]]
@@ -302,7 +319,8 @@ def main() -> None:
     def save(*, complete: bool = False) -> None:
         result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "mib": mib, "dim": args.dim,
                   "nlist": nlist, "nprobes": nprobes, "bound_target": BOUND_TARGET, "speedup_target": SPEEDUP_TARGET,
-                  "p99_target": P99_TARGET, "lookahead": ahead, "cache": cache, "waiting": waiting,
+                  "p99_target": P99_TARGET, "sum_gbps": floor.sum_bytes_per_s / 1e9,
+                  "launch_us": floor.launch_s * 1e6, "lookahead": ahead, "cache": cache, "waiting": waiting,
                   "plan_change": change, "failed": attempts.failed}  # fmt: skip
         write(args.json, "device_router", result)
 
@@ -315,7 +333,7 @@ def main() -> None:
         def look_ahead(nprobe: int) -> None:
             for share in SHARES:
                 with attempts(f"lookahead, nprobe {nprobe}, budget {share:.0%}"):
-                    ahead.append(lookahead_row(index, device, drafts, finals, nprobe, share))
+                    ahead.append(lookahead_row(index, device, drafts, finals, nprobe, share, floor))
                 save()
 
         nprobe = nprobes[0]
@@ -340,8 +358,8 @@ def main() -> None:
     show(
         f"final search after lookahead on {info.label}, over the host alone ({mib} MiB in {nlist} lists, host scan by "
         f"{scanners})",
-        ("nprobe", "budget", "eta", "host ms", "with ms", "device ms", "times faster", "A/A", "allowed", "of it",
-         f">= {BOUND_TARGET:g}"),
+        ("nprobe", "budget", "eta", "host ms", "with ms", "device ms", "at least", "times faster", "A/A", "allowed", "of it",
+         f">= {BOUND_TARGET:g}", "by own times", "of it"),
         [
             (
                 r["nprobe"],
@@ -350,11 +368,14 @@ def main() -> None:
                 r["host_ms"],
                 r["with_ms"],
                 r["device_scan_ms"],
+                r["device_least_ms"],
                 f"{r['times_faster'][0]:.2f}",
                 f"{r['noise'][0]:.3f}",
                 f"{r['bound']:.2f}",
                 f"{r['of_bound']:.0%}",
                 claim or ("yes" if r["of_bound"] >= BOUND_TARGET else "NO"),
+                f"{r['own_bound']:.2f}",
+                f"{r['of_own_bound']:.0%}",
             )
             for r in ahead
         ],
