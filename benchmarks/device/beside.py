@@ -1,12 +1,16 @@
 """What another user of the device loses while lists move to it or are scanned on it.
 
-A process beside ours repeats one operation and counts: adding one large tensor to another (bound by memory, as decoding
-is), or a bfloat16 matrix product (bound by arithmetic, as prefill is). It counts in turns: alone, while lists move as
-fast as lookahead may, while batches are scanned one after another. Ratios are of neighbouring turns; *alone* against
-*alone* is the A/A noise. Target: moving lists costs it 5 % at most. Kernels of two processes take turns at a GPU unless
-CUDA's MPS serves both, so that scanning costs the other process the time that our kernels last, whatever they use; an
-LLM in the same process would lose less. The results say which it was. On the stand-in device the other process shares
-the cores with us, the figures claim nothing, and all of it is small.
+A process beside ours repeats one operation and counts: adding one large tensor to another (bound by memory), a bfloat16
+matrix product (bound by arithmetic, as prefill is), or steps as an LLM decodes: a small copy from the host, small
+kernels one after another, and a wait for them. It counts in turns: alone, while lists move as fast as lookahead may,
+while batches are scanned one after another. Ratios are of neighbouring turns; *alone* against *alone* is the A/A noise.
+Target: moving lists costs it 5 % at most. Kernels of two processes take turns at a GPU unless CUDA's MPS serves both, so
+that scanning costs the other process the time that our kernels last, whatever they use; an LLM in the same process would
+lose less. The results say which it was; :mod:`benchmarks.device.calls.mps` runs this under MPS.
+
+Last, what our own scans lose: their p99 while lists move to the same device as fast as they can, over the p99 of turns
+alone. On the stand-in device the other process shares the cores with us, the figures claim nothing, and all of it is
+small.
 """
 
 from __future__ import annotations
@@ -31,7 +35,11 @@ from benchmarks.device.reclaim import pin_all, reclaim_into
 from benchmarks.device.targets import BESIDE_TARGET
 from hybridindex.tiers.contract.driver import mps_directory
 
-LOADS = ("memory", "matmul")
+LOADS = ("decode", "memory", "matmul")
+#: Layers of a step of decoding, dimensions of each, and rows in the batch.
+_LAYERS, _WIDTH, _ROWS = 16, 2048, 16
+#: Scans of one batch that are timed at least in each turn.
+_LEAST_SCANS = 20
 #: Lists of one lookahead: their order changes with every turn.
 _LISTS_A_MOVE = 64
 #: Longest wait for the other process beyond what it was asked for; its start is the longest.
@@ -40,9 +48,9 @@ _PATIENCE_S = 60.0
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cuda:N, cpu (stand-in), or auto")
-    parser.add_argument("--mib", type=int, help="MiB of lists; default 2048 on a GPU, 32 on the stand-in")
-    parser.add_argument("--seconds", type=float, help="of one turn; default 1 on a GPU, 0.3 on the stand-in")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, help="MiB of lists; default 1024 on a GPU, 32 on the stand-in")
+    parser.add_argument("--seconds", type=float, help="of one turn; default 0.7 on a GPU, 0.3 on the stand-in")
+    parser.add_argument("--rounds", type=int, default=4)
 
 
 def repeat(device: str, load: str, pipe: Any) -> None:
@@ -50,12 +58,29 @@ def repeat(device: str, load: str, pipe: Any) -> None:
     import torch
 
     large = device != "cpu"
+
+    def wait() -> None:
+        if large:
+            torch.cuda.synchronize()
+
     if load == "memory":
         a = torch.ones((1 << 28) if large else (1 << 20), dtype=torch.float32, device=device)
         b = torch.empty_like(a)
 
         def operation() -> None:
             torch.add(a, 1.0, out=b)
+    elif load == "decode":
+        width = _WIDTH if large else 64
+        weights = [torch.randn(width, width, dtype=torch.bfloat16, device=device) for _ in range(_LAYERS)]
+        tokens = torch.randn(_ROWS, width, dtype=torch.bfloat16, pin_memory=large)
+        state = torch.empty(_ROWS, width, dtype=torch.bfloat16, device=device)
+
+        def operation() -> None:
+            state.copy_(tokens, non_blocking=large)
+            for weight in weights:
+                torch.matmul(state, weight).tanh_()
+            wait()
+
     else:
         size = 8192 if large else 256
         x = torch.randn(size, size, dtype=torch.bfloat16, device=device)
@@ -63,10 +88,6 @@ def repeat(device: str, load: str, pipe: Any) -> None:
 
         def operation() -> None:
             torch.matmul(x, x, out=y)
-
-    def wait() -> None:
-        if large:
-            torch.cuda.synchronize()
 
     for _ in range(5):
         operation()
@@ -108,9 +129,15 @@ class Scans:
 
     def __call__(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            with self._store.lease() as residency:
-                self._tier.scanner(residency).scan(self._queries, self._probes, self._coarse, 10)
-            self.batches += 1
+            self.scan()
+
+    def scan(self) -> float:
+        """Scans one batch; seconds."""
+        start = time.perf_counter()
+        with self._store.lease() as residency:
+            self._tier.scanner(residency).scan(self._queries, self._probes, self._coarse, 10)
+        self.batches += 1
+        return time.perf_counter() - start
 
 
 class Neighbour:
@@ -201,6 +228,30 @@ def measure(device: str, load: str, works: dict[str, Any], *, seconds: float, ro
     }
 
 
+def scans_beside_copies(scans: Scans, mover: Mover, *, seconds: float, rounds: int) -> dict[str, Any]:
+    """p99 and median of scans while lists move as fast as they can, over those of the turns between."""
+    taken: dict[str, list[float]] = {"alone": [], "moving": []}
+    spent = 0.0
+    for _ in range(rounds):
+        for name, work in (("alone", None), ("moving", mover)):
+            with working(work):
+                start, count = time.perf_counter(), 0
+                while (now := time.perf_counter()) - start < seconds or count < _LEAST_SCANS:
+                    taken[name].append(scans.scan())
+                    count += 1
+                spent += now - start if work else 0.0
+    halves = [np.percentile(part, 99) for part in (taken["alone"][::2], taken["alone"][1::2])]
+    p99, median = ({name: float(np.percentile(own, q)) * 1e3 for name, own in taken.items()} for q in (99, 50))
+    return {
+        "scans": {name: len(own) for name, own in taken.items()},
+        "p99_ms": p99,
+        "median_ms": median,
+        "p99_ratio": p99["moving"] / p99["alone"],
+        "noise": float(halves[0] / halves[1]),
+        "moved GB/s": mover.nbytes / spent / 1e9,
+    }
+
+
 def sharing(stand_in: bool) -> str:
     """How two processes share the device."""
     if stand_in:
@@ -218,16 +269,18 @@ def main() -> None:
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     stand_in = name == "cpu"
-    mib = args.mib or (32 if stand_in else 2048)
-    seconds = args.seconds or (0.3 if stand_in else 1.0)
+    mib = args.mib or (32 if stand_in else 1024)
+    seconds = args.seconds or (0.3 if stand_in else 0.7)
     data = make_clusters(256, mib << 20)
     rows: list[dict[str, Any]] = []
+    busy: dict[str, Any] = {}
     attempts = Attempts()
     label = name
 
     def save(*, complete: bool = False) -> None:
         result = {"device": label, "stand_in": stand_in, "complete": complete, "sharing": sharing(stand_in),
-                  "moving_target": BESIDE_TARGET, "mib": mib, "rows": rows, "failed": attempts.failed}  # fmt: skip
+                  "moving_target": BESIDE_TARGET, "mib": mib, "rows": rows, "scans": busy,
+                  "failed": attempts.failed}  # fmt: skip
         write(args.json, "device_beside", result)
 
     with (
@@ -255,6 +308,10 @@ def main() -> None:
                     spent = seconds * args.rounds
                     rows.append(row | {"moved GB/s": mover.nbytes / spent / 1e9, "batches/s": scans.batches / spent})
                 save()
+            with attempts("scans while lists move"):
+                mover.nbytes = 0
+                busy.update(scans_beside_copies(scans, mover, seconds=seconds, rounds=args.rounds))
+            save()
     save(complete=not attempts.failed)
     claim = "stand-in: claims nothing" if stand_in else ""
     show(
@@ -273,6 +330,22 @@ def main() -> None:
             for r in rows
         ],
     )
+    if busy:
+        show(
+            f"scans of 16 queries on {label} while lists move to it",
+            ("p99 ms", "alone", "ratio", "A/A", "median ms", "alone", "moved GB/s"),
+            [
+                (
+                    busy["p99_ms"]["moving"],
+                    busy["p99_ms"]["alone"],
+                    f"{busy['p99_ratio']:.2f}",
+                    f"{busy['noise']:.2f}",
+                    busy["median_ms"]["moving"],
+                    busy["median_ms"]["alone"],
+                    busy["moved GB/s"],
+                )
+            ],
+        )
     attempts.end()
 
 

@@ -202,8 +202,8 @@ def main() -> None:
 
         def save(*, complete: bool = False) -> None:
             result = {"device": label, "stand_in": not on_gpu, "complete": complete,
-                      "bandwidth_target": BANDWIDTH_TARGET, "plan_target": PLAN_TARGET,
-                      "prefetch": prefetched, "host_to_device": copies, "plan_change": changed, "failed": attempts.failed}  # fmt: skip
+                      "bandwidth_target": BANDWIDTH_TARGET, "plan_target": PLAN_TARGET, "prefetch": prefetched,
+                      "host_to_device": copies, "plan_change": changed, "failed": attempts.failed}  # fmt: skip
             write(args.json, "device_copy", result)
 
         for pin in (True, False):

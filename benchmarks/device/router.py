@@ -358,8 +358,8 @@ def main() -> None:
     show(
         f"final search after lookahead on {info.label}, over the host alone ({mib} MiB in {nlist} lists, host scan by "
         f"{scanners})",
-        ("nprobe", "budget", "eta", "host ms", "with ms", "device ms", "at least", "times faster", "A/A", "allowed", "of it",
-         f">= {BOUND_TARGET:g}", "by own times", "of it"),
+        ("nprobe", "budget", "eta", "host ms", "with ms", "device ms", "at least", "times faster", "A/A", "allowed",
+         "of it", f">= {BOUND_TARGET:g}", "by own times", "of it"),
         [
             (
                 r["nprobe"],

@@ -226,6 +226,8 @@ def _swap(result: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def _beside(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    if not result.get("rows"):
+        yield _nothing("device_beside", "rate of another process", f">= {BESIDE_TARGET:.0%}", result["sharing"])
     for row in result.get("rows", []):
         for work, target in (("moving", BESIDE_TARGET), ("scanning", None)):
             rate = row[work][0]
@@ -238,8 +240,17 @@ def _beside(result: Mapping[str, Any]) -> Iterator[Verdict]:
                 target="reported" if target is None else f">= {target:.0%}",
                 measured=f"{rate:.1%}",
                 met=None if target is None else rate >= target,
-                note=result["sharing"],
+                note=f"{result['sharing']}, A/A {row['alone'][0]:.3f}",
             )
+    if scans := result.get("scans"):
+        yield Verdict(
+            part="device_beside",
+            what="p99 of scans while lists move as fast as they can, over alone",
+            target="reported",
+            measured=f"{scans['p99_ratio']:.2f} x, {scans['p99_ms']['moving']:.3g} ms",
+            met=None,
+            note=f"{scans['moved GB/s']:.3g} GB/s moved, A/A {scans['noise']:.2f}, {result['sharing']}",
+        )
 
 
 def _router(result: Mapping[str, Any]) -> Iterator[Verdict]:

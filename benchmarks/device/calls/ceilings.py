@@ -1,4 +1,4 @@
-"""What the device and its bus do at best: a sum that only reads, a copy within the device, copies from the host by size.
+"""What the device and its bus do at best: a sum that only reads, a copy on the device, copies from the host by size.
 
 - *sum*: torch's sum of float32. *device copy*: bytes read and bytes written, both counted.
 - *host to device*: page-locked memory to the device, 4 KiB to 1 GiB: one copy until it is there, and many queued one
