@@ -4,9 +4,9 @@ A process beside ours repeats one operation and counts: adding one large tensor 
 matrix product (bound by arithmetic, as prefill is), or steps as an LLM decodes: a small copy from the host, small
 kernels one after another, and a wait for them. It counts in turns: alone, while lists move as fast as lookahead may,
 while batches are scanned one after another. Ratios are of neighbouring turns; *alone* against *alone* is the A/A noise.
-Target: moving lists costs it 5 % at most. Kernels of two processes take turns at a GPU unless CUDA's MPS serves both, so
-that scanning costs the other process the time that our kernels last, whatever they use; an LLM in the same process would
-lose less. The results say which it was; :mod:`benchmarks.device.calls.mps` runs this under MPS.
+Target: moving lists costs it 5 % at most. Kernels of two processes take turns at a GPU unless CUDA's MPS serves both,
+so that scanning costs the other process the time that our kernels last, whatever they use; an LLM in the same process
+would lose less. The results say which it was; :mod:`benchmarks.device.calls.mps` runs this under MPS.
 
 Last, what our own scans lose: their p99 while lists move to the same device as fast as they can, over the p99 of turns
 alone. On the stand-in device the other process shares the cores with us, the figures claim nothing, and all of it is

@@ -98,10 +98,8 @@ def prefetch(
     """Loads everything into an arena in which nothing of ours lies, against the plain copy of as many bytes."""
     from hybridindex.tiers.paged.arena import page_runs
 
-    lists = np.flatnonzero(index.list_sizes)
-    if used:
-        lists = np.random.default_rng(1).permutation(lists)
-    lists = lists.tolist()
+    every = np.flatnonzero(index.list_sizes)
+    lists = (np.random.default_rng(1).permutation(every) if used else every).tolist()
     runs: list[float] = []
     nbytes = int(index.list_bytes.sum())
     plain = plain_copy(tier, nbytes)

@@ -248,8 +248,8 @@ def exact_distances(lists: ResidentLists, where: I64, query: F32) -> tuple[Any, 
     device, codec = lists.rows.device, lists.codec
     x = torch.from_numpy(query).to(device).double()
     found = []
-    for part in torch.from_numpy(where).split(_ROWS_AT_ONCE):
-        rows = lists.rows[part.to(device)].double()
+    for start in range(0, len(where), _ROWS_AT_ONCE):
+        rows = lists.rows[torch.from_numpy(where[start : start + _ROWS_AT_ONCE]).to(device)].double()
         size = rows.abs()
         if codec.kind == "sq8":
             scale, offset = (torch.from_numpy(v).to(device).double() for v in (codec.scale, codec.offset))

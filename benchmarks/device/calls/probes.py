@@ -20,7 +20,8 @@ _ZIPF = 1.3
 
 def even(nlist: int, n: int, nprobe: int, rng: np.random.Generator) -> I64:
     """(n, nprobe) lists, drawn evenly: the least that a batch of so many probes shares, on average."""
-    return np.stack([rng.choice(nlist, nprobe, replace=False) for _ in range(n)])
+    found: I64 = np.stack([rng.choice(nlist, nprobe, replace=False) for _ in range(n)])
+    return found
 
 
 def with_reuse(nlist: int, n: int, nprobe: int, reuse: int, rng: np.random.Generator) -> I64:
@@ -49,4 +50,5 @@ def _passages() -> I64:
     if TRACE.exists():
         return np.concatenate([np.asarray(arrival.passages, dtype=np.int64) for arrival in read_trace(TRACE)])
     rng = np.random.default_rng(0)
-    return rng.permutation(N_PASSAGES)[np.minimum(rng.zipf(_ZIPF, 1 << 15), N_PASSAGES) - 1]
+    found: I64 = rng.permutation(N_PASSAGES)[np.minimum(rng.zipf(_ZIPF, 1 << 15), N_PASSAGES) - 1]
+    return found
