@@ -17,6 +17,8 @@ __all__ = [
     "BANDWIDTH_TARGET",
     "BESIDE_TARGET",
     "BOUND_TARGET",
+    "EXACT_TARGET",
+    "FASTER_FROM",
     "KERNEL_TARGETS",
     "P99_TARGET",
     "PLAN_TARGET",
@@ -49,6 +51,10 @@ SCAN_SHAPES = {
     "reuse 18": (64,),
     "request log": (8, 64),
 }
+#: Of a distance, over the sum of its terms.
+EXACT_TARGET = 1e-6
+#: Batch sizes from which ours is to be faster than faiss-gpu.
+FASTER_FROM = 8
 #: Of a plain pinned copy.
 BANDWIDTH_TARGET = 0.9
 #: Times faster than loading the whole shard again.
@@ -94,6 +100,7 @@ def judge(parts: Mapping[str, Mapping[str, Any]], status: Mapping[str, str]) -> 
             continue
         judged = list(_JUDGES[name](result))
         for verdict in judged or [_nothing(name, "all of it", "", "no row was finished")]:
+            verdict = _with(verdict, part=name)
             if result["stand_in"]:
                 verdict = _with(verdict, met=None, note=f"{_STAND_IN}; {verdict.note}".rstrip("; "))
             elif not result["complete"]:
@@ -298,6 +305,97 @@ def _schedulers(result: Mapping[str, Any]) -> Iterator[Verdict]:
                           note="made-up queries; TeleRAG: 37 and 220 ms")  # fmt: skip
 
 
+def _faiss_gpu(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result.get("rows", [])
+    what = "our scan over faiss-gpu's, same lists and probes"
+    if not rows:
+        yield _nothing("faiss_gpu", what, "> 1 x", result["reason"] or "no row was finished")
+        return
+    wrong, checked = (sum(r[key] for r in rows) for key in ("wrong", "checked"))
+    differ = f"{wrong} of {checked} differ"
+    yield Verdict(part="faiss_gpu", what="distances of both", target="the same", measured=differ, met=not wrong)
+    for row in rows:
+        judged = row["batch"] >= FASTER_FROM and row["codec"] == "f32"
+        ratio = row["faster"][0]
+        speeds = f"{row['scan_gbps']:.0f} GB/s, faiss {row['faiss_gbps']:.0f}"
+        yield Verdict(part="faiss_gpu", what=f"{what}: {row['faiss']} {row['metric']}, batch {row['batch']}",
+                      target="> 1 x" if judged else "reported", measured=f"{ratio:.2f} x",
+                      met=ratio > 1 if judged else None,
+                      note=f"{speeds}, ids {row['same_ids']:.1%} the same, A/A {row['noise'][0]:.2f}")  # fmt: skip
+
+
+def _heavy(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result.get("rows", [])
+    for dim in dict.fromkeys(r["dim"] for r in rows):
+        worst = max((r for r in rows if r["dim"] == dim), key=lambda r: r["error"])
+        heavy = (
+            "not by our kernels" if worst["heavy"] is None else f"{worst['heavy']:.0%} by the kernel for many queries"
+        )
+        yield Verdict(part="heavy", what=f"error of distances against float64, d={dim}", target=f"<= {EXACT_TARGET:g}",
+                      measured=f"{worst['error']:.2g}", met=worst["error"] <= EXACT_TARGET,
+                      note=f"{worst['codec']} {worst['metric']}, {worst['signs']}, {heavy}")  # fmt: skip
+
+
+def _ceilings(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for key, what in (("sum_gbps", "a sum"), ("device_copy_gbps", "a copy within the device")):
+        if key in result:
+            yield Verdict(part="ceilings", what=what, target="reported", measured=f"{result[key]:.0f} GB/s", met=None)
+    if "launch_us" in result:
+        launch = f"{result['launch_us']:.1f} us"
+        yield Verdict(part="ceilings", what="one launch", target="reported", measured=launch, met=None)
+    if copies := result.get("host_to_device"):
+        best = max(copies, key=lambda row: row["queued GB/s"])
+        yield Verdict(part="ceilings", what="host to device", target="reported", met=None,
+                      measured=f"{best['queued GB/s']:.1f} GB/s", note=f"by {best['bytes']:,} bytes")  # fmt: skip
+
+
+def _machine(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    gpus = [f"{gpu.get('name')}, driver {gpu.get('driver_version')}" for gpu in result["gpus"]]
+    yield Verdict(part="machine", what="GPU", target="named", measured="; ".join(gpus) or "nothing", met=None,
+                  note="" if gpus else f"nvidia-smi: {result['status']}")  # fmt: skip
+
+
+def _extension(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    built = result["status"] == "complete"
+    yield Verdict(part="extension", what="native extension", target="loads", met=built,
+                  measured=result["found"] if built else "nothing", note="" if built else result["status"])  # fmt: skip
+
+
+def _tests(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    counts = result["counts"]
+    met: bool | None = result["status"] == "complete"
+    if met and not counts.get("passed"):
+        met = None
+    elif not met and not counts.get("failed"):
+        # Cut short, or not collected: none is known to fail.
+        met = None
+    yield Verdict(part="gpu_tests", what="tests for a GPU", target="none fails", met=met,
+                  measured=", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing",
+                  note=result["status"])  # fmt: skip
+
+
+def _sanitizer(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    errors, ended = result["errors"], result["status"]
+    # Where it counted none, it must have seen the end.
+    met = False if errors else True if errors == 0 and ended == "complete" else None
+    yield Verdict(part="sanitizer", what="errors that compute-sanitizer finds", target="none", met=met,
+                  measured="nothing" if errors is None else str(errors),
+                  note=f"{ended}; scanned {'; '.join(result['scanned']) or 'nothing'}")  # fmt: skip
+
+
+def _counters(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result["kernels"]
+    if not rows:
+        yield _nothing("counters", "counters of the kernels", "reported", f"ncu: {result['status']}")
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        own = [row for row in rows if row["kernel"] == kernel]
+        keys = [key for key in own[0] if key != "kernel"]
+        ranges = (f"{key} {min(r[key] for r in own if key in r):.3g} to {max(r[key] for r in own if key in r):.3g}"
+                  for key in keys)  # fmt: skip
+        yield Verdict(part="counters", what=f"{kernel}, {len(own)} launches", target="reported",
+                      measured=", ".join(ranges), met=None, note=f"ncu: {result['status']}")  # fmt: skip
+
+
 _JUDGES: dict[str, Callable[[Mapping[str, Any]], Iterator[Verdict]]] = {
     "device_scan": _scan,
     "device_swap": _swap,
@@ -305,4 +403,14 @@ _JUDGES: dict[str, Callable[[Mapping[str, Any]], Iterator[Verdict]]] = {
     "device_copy": _copy,
     "device_beside": _beside,
     "device_router": _router,
+    "device_beside_mps": _beside,
+    "faiss_gpu": _faiss_gpu,
+    "heavy": _heavy,
+    "ceilings": _ceilings,
+    "machine": _machine,
+    "extension": _extension,
+    "gpu_tests": _tests,
+    "movement_tests": _tests,
+    "sanitizer": _sanitizer,
+    "counters": _counters,
 }

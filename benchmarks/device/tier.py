@@ -6,31 +6,34 @@ packages are missing is passed over and said to be. The last table holds every t
 Without a GPU all parts run on the stand-in device, say so, and claim nothing.
 
 **On a machine with one H200 and no network.** Run from the checkout. Python 3.12 with torch, triton, numpy, scipy,
-rich, xxhash and filelock is enough for the first three parts. The others need faiss: carry a wheel of ``faiss-cpu``
-(19 MB; it needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps --only-binary=:all:
---python-version 3.12 faiss-cpu`` and installed there with ``pip install --no-index --no-deps``. No control store, no
-service and no data set is needed. Have the native extension too, or the host's side is faiss, slower than ours, and
-flatters the device. It must lie in the checkout, which comes before whatever is installed; where there are a C++
-compiler, CMake, ninja, scikit-build-core and nanobind::
+rich, xxhash and filelock is enough for the scan. Other parts need faiss: carry a wheel of ``faiss-cpu`` (19 MB; it
+needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps --only-binary=:all: --python-version
+3.12 faiss-cpu`` and installed there with ``pip install --no-index --no-deps``; with one of ``faiss-gpu`` its scan is
+compared. No control store, no service and no data set is needed; a log of requests is used where it lies
+(:mod:`benchmarks.common.trace`). Tests want pytest, pytest-timeout and hypothesis, too.
+
+Where a call has nine minutes, three of them have a list of parts each (``CALLS``), in the order of their worth::
+
+    python -m benchmarks.device.tier --call 1 --json one.json
+    python -m benchmarks.device.tier --call 2 --json two.json --with one.json
+    python -m benchmarks.device.tier --call 3 --json three.json --with two.json
+
+1. What the machine is and what it can do at best; whether our kernels are right: tests marked ``gpu``, the error of
+   distances, ``compute-sanitizer``; counters by ``ncu``. Eight minutes.
+2. Scans of every shape, faiss-gpu on the same lists, publishing, copies.
+3. A neighbour, time-sliced and under MPS; scans while copies take the bus; sessions and plan changes.
+
+Each begins with the native extension, or the host's side would be faiss, slower than ours, and would flatter the
+device. It must lie in the checkout, which comes before whatever is installed; where none loads it is built, which takes
+a C++ compiler, CMake, ninja, scikit-build-core and nanobind::
 
     python -m pip install --no-index --no-build-isolation --no-deps --target build/there .
     cp build/there/hybridindex/_native*.so hybridindex/
 
-The results say which host scanner ran. Tests first, as far as these packages go (and pytest, pytest-timeout, hypothesis
-and faiss); kernels that do not run there show here, in some minutes::
-
-    nvidia-smi && TRITON_INTERPRET=0 python -m pytest -m gpu tests/tiers tests/profiler/test_device.py
-
-Where a call has ten minutes, make three more, each writing to its own file, each with what the one before found; its
-last table is then of both. Kernels are compiled in the first minutes::
-
-    python -m benchmarks.device.tier --json one.json --parts device_scan device_swap schedulers device_copy
-    python -m benchmarks.device.tier --json two.json --parts device_beside device_router --with one.json
-    python -m benchmarks.device.tier --json three.json --parts device_living --with two.json
-
-``--minutes`` (9.5) must end before the call does, and what else the call does counts. One part alone is ``python -m
-benchmarks.device.scan --json FILE``; ``benchmarks.device.sweep`` looks for better settings of the scan kernels where
-targets are missed, and ``benchmarks.device.codes`` times the scan of codes.
+``--with`` takes over what the call before found: the last table is of both. ``--minutes`` must end before the call
+does, and what else the call does counts. Not in these calls: the schedulers, which need no GPU; ``device_living``,
+filters and added rows (``--parts device_living``); ``benchmarks.device.sweep``, which looks for better settings of the
+scan kernels where targets are missed, and ``benchmarks.device.codes``, which times the scan of codes.
 """
 
 from __future__ import annotations
@@ -77,18 +80,45 @@ class Part:
         return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
 
+def _tool(name: str, limit_s: float) -> Part:
+    """Its program ends some seconds before it has to, so that what was printed is kept."""
+    options = (name, "--seconds", f"{limit_s - 5:g}")
+    return Part(name=name, module="device.calls.tools", limit_s=limit_s, needs=(), options=options)
+
+
 #: What is worth most, and needs least, first.
 PARTS = {
     part.name: part
     for part in (
-        Part(name="device_scan", module="device.scan", limit_s=240),
-        Part(name="device_swap", module="device.swap", limit_s=60, needs=()),
+        Part(name="device_scan", module="device.scan", limit_s=230),
+        Part(name="device_swap", module="device.swap", limit_s=30, needs=()),
         Part(name="schedulers", module="host.schedulers", limit_s=60, needs=(), options=("--times",)),
-        Part(name="device_copy", module="device.copy", limit_s=180, needs=("torch", "faiss")),
-        Part(name="device_beside", module="device.beside", limit_s=210, needs=("torch", "faiss")),
-        Part(name="device_router", module="device.router", limit_s=330, needs=("torch", "faiss")),
+        Part(name="device_copy", module="device.copy", limit_s=90, needs=("torch", "faiss")),
+        Part(name="device_beside", module="device.beside", limit_s=110, needs=("torch", "faiss")),
+        Part(name="device_router", module="device.router", limit_s=190, needs=("torch", "faiss")),
         Part(name="device_living", module="device.living", limit_s=180, needs=("torch", "faiss")),
+        Part(name="device_beside_mps", module="device.calls.mps", limit_s=110, needs=("torch", "faiss")),
+        Part(name="faiss_gpu", module="device.calls.faiss_gpu", limit_s=60),
+        Part(name="ceilings", module="device.calls.ceilings", limit_s=30),
+        Part(name="heavy", module="device.calls.heavy", limit_s=40),
+        _tool("machine", 10),
+        _tool("extension", 120),
+        _tool("gpu_tests", 110),
+        _tool("movement_tests", 40),
+        _tool("sanitizer", 60),
+        _tool("counters", 60),
     )
+}
+#: Without ``--call`` and ``--parts``.
+USUAL = ("device_scan", "device_swap", "schedulers", "device_copy", "device_beside", "device_router", "device_living")
+#: Number -> minutes and parts. Limits of the parts together are no longer.
+CALLS = {
+    1: (
+        8.0,
+        ("machine", "extension", "ceilings", "heavy", "gpu_tests", "movement_tests", "sanitizer", "counters"),
+    ),
+    2: (9.0, ("machine", "extension", "device_scan", "faiss_gpu", "device_swap", "device_copy")),
+    3: (9.0, ("machine", "extension", "device_beside", "device_beside_mps", "device_router")),
 }
 
 
@@ -196,15 +226,17 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, metavar="NAME")
-    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts together (default 9.5)")
+    parser.add_argument("--call", type=int, choices=CALLS, help="the parts of one of three calls, and their minutes")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, metavar="NAME")
+    parser.add_argument("--minutes", type=float, help="for all parts together (default 9.5, or those of the call)")
     parser.add_argument("--with", dest="earlier", type=Path, nargs="+", default=[], metavar="FILE",
                         help="results of earlier runs: their parts stand beside those of this one")  # fmt: skip
 
 
 def main() -> None:
     args = arguments(__doc__, _options)
-    end_s = time.monotonic() + 60 * args.minutes
+    minutes, parts = CALLS[args.call] if args.call else (9.5, USUAL)
+    end_s = time.monotonic() + 60 * (args.minutes or minutes)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)
     run, stopped = Run(args.json), None
@@ -212,7 +244,7 @@ def main() -> None:
         run.adopt(file)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            measure(args.parts, run, Path(folder), end_s)
+            measure(parts if args.parts is None else args.parts, run, Path(folder), end_s)
         except Stopped as reason:
             stopped = f"stopped by {reason}"
     show_verdicts(judge(run.parts, run.status))

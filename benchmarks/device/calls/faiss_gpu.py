@@ -1,9 +1,9 @@
 """Our scan against faiss-gpu's, of the same lists, queries and probes, in one process.
 
 faiss gets the rows of our arena as the inverted lists of an ``IVF,Flat`` index (float32), or of an fp16 scalar
-quantizer (``IVF,SQfp16``, the same bytes as ours), and searches them with ``search_preassigned``: coarse quantization is in
-neither side's time. Both go from host arrays to host arrays, by the clock, in turns. Answers are compared: distances,
-and how many ids are the same. Target: faster from batch 8 on, for float32; the rest is reported.
+quantizer (``IVF,SQfp16``, the same bytes as ours), and searches them with ``search_preassigned``: coarse quantization
+is in neither side's time. Both go from host arrays to host arrays, by the clock, in turns. Answers are compared:
+distances, and how many ids are the same. Target: faster from batch 8 on, for float32; the rest is reported.
 
 Without faiss-gpu, or without a GPU, faiss on the CPU takes its place against the stand-in, to show that it runs, and
 nothing is claimed; on a GPU without faiss-gpu nothing is measured.
@@ -85,13 +85,7 @@ def compare(lists: ResidentLists, batch: Batch, ours: tuple[F32, I64], theirs: t
     """Queries for which faiss's distances differ from ours by more than rounding; the share of equal ids."""
     wrong = 0
     for row, x in enumerate(batch[0]):
-        where = []
-        for at in ours[1][row].tolist():
-            pages = lists.residency.list_pages[at >> 32]
-            assert pages is not None
-            per_page, place = lists.arena.geometry.rows_per_page, at & 0xFFFFFFFF
-            where.append(int(pages[place // per_page]) * per_page + place % per_page)
-        _, terms = exact_distances(lists, np.array(where), x)
+        _, terms = exact_distances(lists, lists.rows_of(ours[1][row]), x)
         wrong += bool((np.abs(ours[0][row] - theirs[0][row]) > 2 * ROUNDED * terms).any())
     return wrong, float((ours[1] == theirs[1]).mean())
 
