@@ -307,7 +307,7 @@ def _schedulers(result: Mapping[str, Any]) -> Iterator[Verdict]:
 
 def _faiss_gpu(result: Mapping[str, Any]) -> Iterator[Verdict]:
     rows = result.get("rows", [])
-    what = "our scan over faiss-gpu's, same lists and probes"
+    what = "our scan over faiss-gpu's"
     if not rows:
         yield _nothing("faiss_gpu", what, "> 1 x", result["reason"] or "no row was finished")
         return

@@ -9,31 +9,42 @@ from benchmarks.device.targets import judge
 
 
 def scan_row(**changes):
-    row = {"codec": "f32", "dim": 384, "batch": 1, "nprobe": 256, "of_a_sum": 0.6, "over_dense": 9.0}
+    row = {
+        "shape": "main",
+        "codec": "f32",
+        "dim": 384,
+        "batch": 1,
+        "nprobe": 256,
+        "reuse": 1.0,
+        "of_a_sum": 0.6,
+        "over_dense": 9.0,
+    }
     row |= {"scan_of_a_sum": 0.45, "scan_gbps": 900.0}
     return row | {"wrong": 0, "checked": 1} | changes
 
 
 def scan(rows, *, stand_in=False, complete=True):
-    return {"device_scan": {"stand_in": stand_in, "complete": complete, "rows": rows, "rivals": "none"}}
+    return {"device_scan": {"stand_in": stand_in, "complete": complete, "rows": rows}}
 
 
 def by_what(verdicts):
     return {v.what: v for v in verdicts}
 
 
-SUM_1 = "kernels over a sum of the bytes, batch 1, nprobe 256"
-DENSE_1 = "kernels over a dense product and topk, batch 1"
+SUM_1 = "kernels over a sum of the bytes: main, batch 1"
+DENSE_1 = "kernels over a dense product and topk: main, batch 1"
 
 
 def test_the_lowest_row_decides_and_is_named():
-    rows = [scan_row(), scan_row(codec="bf16", dim=768, of_a_sum=0.49), scan_row(nprobe=64, of_a_sum=0.1)]
+    rows = [scan_row(), scan_row(codec="bf16", dim=768, of_a_sum=0.49), scan_row(shape="l2", of_a_sum=0.1)]
     found = by_what(judge(scan(rows), {"device_scan": "complete"}))
     assert (found[SUM_1].met, found[SUM_1].measured) == (False, "49%")
     assert "bf16 d=768" in found[SUM_1].note
     assert found[DENSE_1].met is True
     assert found["answers against float64"].met is True
-    assert found["kernels over a sum of the bytes, batch 8, nprobe 256"].met is None
+    assert "the lowest of 2, 1 reach it" in found[SUM_1].note
+    assert found[SUM_1.replace("main", "l2")].met is False
+    assert found[SUM_1.replace("1", "8")].met is None
 
 
 def test_a_whole_scan_is_judged_by_the_clock_and_its_bandwidth_is_named():
@@ -91,11 +102,12 @@ def test_a_swap_is_judged_by_p99_and_by_its_compactions(row, met):
 
 
 def router(rows):
-    return {"device_router": {"stand_in": False, "complete": True, "lookahead": rows}}
+    return {"device_router": {"stand_in": False, "complete": True, "lookahead": rows, "sum_gbps": 3000.0}}
 
 
 def ahead(eta, faster, of_bound=0.9):
-    return {"nprobe": 64, "share": 0.1, "eta": eta, "times_faster": (faster, 0, 0), "of_bound": of_bound}
+    row = {"nprobe": 64, "share": 0.1, "eta": eta, "times_faster": (faster, 0, 0), "of_bound": of_bound}
+    return row | {"of_own_bound": 1.0, "device_bytes": 1e9, "device_scan_ms": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +125,7 @@ def test_seven_times_is_asked_for_where_eta_is_high(rows, met):
 
 
 def test_the_other_process_is_not_undisturbed_when_nothing_was_done():
-    row = {"load": "memory", "moving": [1.0], "scanning": [0.7], "moved GB/s": 0.0, "batches/s": 3.0}
+    row = {"load": "memory", "alone": [1.0], "moving": [1.0], "scanning": [0.7], "moved GB/s": 0.0, "batches/s": 3.0}
     result = {"device_beside": {"stand_in": False, "complete": True, "sharing": "time-sliced", "rows": [row]}}
     moving, scanning = judge(result, {"device_beside": "complete"})
     assert (moving.met, moving.note) == (None, "nothing was done meanwhile")
@@ -125,3 +137,35 @@ def test_what_times_allow_is_limited_by_fixed_costs_the_device_and_what_is_left(
     assert allowed_speedup(host_s=10, scan_s=9, device_s=3, eta=1.0) == pytest.approx(2.5)
     assert allowed_speedup(host_s=10, scan_s=8, device_s=1, eta=0.5) == pytest.approx(10 / 6)
     assert allowed_speedup(host_s=10, scan_s=10, device_s=0.1, eta=0.5) == pytest.approx(2)
+
+
+def test_a_bound_names_bandwidth_and_the_devices_own_time():
+    found = by_what(judge(router([ahead(0.95, 8.0, 0.7)]), {"device_router": "complete"}))
+    verdict = found["speed-up by lookahead, of what a sum's bandwidth allows"]
+    assert (verdict.met, verdict.measured) == (False, "70%")
+    assert "2000 GB/s by the device, 3000 of a sum, 100% of what the device's own time allows" in verdict.note
+
+
+def test_a_service_that_could_not_be_started_is_said():
+    result = {"stand_in": False, "complete": True, "sharing": "MPS could not be started: no such program", "rows": []}
+    (only,) = judge({"device_beside_mps": result}, {"device_beside_mps": "complete"})
+    assert (only.part, only.met, only.note) == ("device_beside_mps", None, result["sharing"])
+
+
+def test_faiss_is_judged_from_batch_8_on_where_the_bytes_are_float32():
+    row = {"codec": "f32", "faiss": "IVF,Flat", "metric": "ip", "batch": 8, "scan_gbps": 3e3, "faiss_gbps": 2e3}
+    row |= {"same_ids": 1.0, "noise": [1.0], "wrong": 0, "checked": 8, "faster": [0.9]}
+    rows = [row, row | {"batch": 1}, row | {"codec": "f16"}, row | {"batch": 64, "faster": [1.4]}]
+    result = {"stand_in": False, "complete": True, "reason": "", "rows": rows}
+    same, *found = judge({"faiss_gpu": result}, {"faiss_gpu": "complete"})
+    assert same.met is True
+    assert [v.met for v in found] == [False, None, None, True]
+
+
+@pytest.mark.parametrize(("arena", "met"), [("fresh", True), ("used", False)])
+def test_copies_are_judged_in_a_fresh_and_in_a_used_arena(arena, met):
+    row = {"lists from": "pinned memory", "GB/s": 50.0, "plain GB/s": 55.0, "runs a list": 3.0, "pin_reason": ""}
+    rows = [row | {"arena": "fresh", "of plain": [0.95]}, row | {"arena": "used", "of plain": [0.6]}]
+    result = {"stand_in": False, "complete": True, "prefetch": rows}
+    found = by_what(judge({"device_copy": result}, {"device_copy": "complete"}))
+    assert found[f"prefetch from pinned memory to a {arena} arena, of a plain pinned copy"].met is met

@@ -48,9 +48,15 @@ def run(command: Sequence[str], limit_s: float, **environment: str) -> Done:
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         start = time.monotonic()
         try:
-            process = subprocess.Popen([_place(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                                       env=os.environ | environment, start_new_session=True,
-                                       preexec_fn=_end_with_us)  # fmt: skip
+            process = subprocess.Popen(
+                [_place(command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | environment,
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
         except FileNotFoundError:
             return Done(status="not installed")
         try:

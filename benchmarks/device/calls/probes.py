@@ -6,14 +6,18 @@ The *reuse* of a batch is probed rows over different rows: how many of its queri
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks import ROOT
 from benchmarks.common.trace import N_PASSAGES, TRACE, read_trace
 from hybridindex.types import I64
 
 __all__ = ["even", "log_source", "of_log", "with_reuse"]
 
+#: Beside the checkout, or in it, where the checkout was carried to another machine.
+LOGS = (TRACE, ROOT / "shared" / "data" / "ragpulse" / TRACE.name)
 #: Of passages where there is no log: Zipf's, much as that of the log.
 _ZIPF = 1.3
 
@@ -42,13 +46,17 @@ def of_log(nlist: int, n: int, nprobe: int, rng: np.random.Generator) -> I64:
 
 def log_source() -> str:
     """What :func:`of_log` reads."""
-    return "RAGPulse, days 0 to 3" if TRACE.exists() else f"no log here: Zipf, exponent {_ZIPF:g}"
+    return "RAGPulse, days 0 to 3" if _log() else f"no log here: Zipf, exponent {_ZIPF:g}"
+
+
+def _log() -> Path | None:
+    return next((file for file in LOGS if file.exists()), None)
 
 
 @cache
 def _passages() -> I64:
-    if TRACE.exists():
-        return np.concatenate([np.asarray(arrival.passages, dtype=np.int64) for arrival in read_trace(TRACE)])
+    if file := _log():
+        return np.concatenate([np.asarray(arrival.passages, dtype=np.int64) for arrival in read_trace(file)])
     rng = np.random.default_rng(0)
     found: I64 = rng.permutation(N_PASSAGES)[np.minimum(rng.zipf(_ZIPF, 1 << 15), N_PASSAGES) - 1]
     return found
