@@ -157,15 +157,34 @@ def test_what_a_program_started_ends_with_it(tmp_path):
         time.sleep(0.01)
 
 
+def test_a_tool_that_is_told_to_end_keeps_what_was_printed(programs, tmp_path):
+    calls, file = programs("ncu", NCU, seconds=60), tmp_path / "counters.json"
+    command = [sys.executable, "-m", "benchmarks.device.calls.tools", "counters", "--json", str(file)]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
+    try:
+        end = time.monotonic() + 300
+        while not calls.exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(0.2)
+    finally:
+        process.terminate()
+        process.wait(60)
+    written = json.loads(file.read_text())
+    assert written["status"].startswith("stopped early")
+    assert len(written["kernels"]) == 2
+
+
 def test_a_service_that_cannot_be_started_leaves_the_environment(programs, monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     with multi_process_service(tmp_path / "bin") as why:
-        assert "not installed" in why
+        assert why == "nvidia-cuda-mps-control -d: not installed"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     programs("nvidia-cuda-mps-control", "no permission", 1)
     (tmp_path / "mps").mkdir()
     with multi_process_service(tmp_path / "mps") as why:
-        assert why == "nvidia-cuda-mps-control -d: exit status 1: no permission"
+        assert why == "nvidia-cuda-mps-control -d: exit status 1 no permission"
 
 
 def test_a_service_is_ended(programs, tmp_path):

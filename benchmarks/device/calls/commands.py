@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["COMPLETE", "Done", "counters", "counts_of_tests", "run", "sanitizer_errors", "table"]
+__all__ = ["COMPLETE", "Done", "Interrupted", "counters", "counts_of_tests", "run", "sanitizer_errors", "table"]
 
 COMPLETE = "complete"
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +24,10 @@ _PR_SET_PDEATHSIG = 1
 _PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*", "/usr/local/cuda-*/bin")
 #: Characters of what a program printed that results keep.
 _KEPT = 20_000
+
+
+class Interrupted(BaseException):
+    """A signal asked for the end: what runs is ended, and what it printed is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,11 @@ class Done:
         return f"{self.text[: _KEPT // 2]}\n[...]\n{self.text[-_KEPT // 2 :]}"
 
 
-def run(command: Sequence[str], limit_s: float, **environment: str) -> Done:
-    """Runs ``command`` for ``limit_s`` at most; it and what it started end with this process at the latest."""
+def run(command: Sequence[str], limit_s: float, *, alone: bool = True, **environment: str) -> Done:
+    """Runs ``command`` for ``limit_s`` at most; it and what it started end with this process at the latest.
+
+    ``alone`` False: what it starts may go on.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         start = time.monotonic()
         try:
@@ -55,7 +62,7 @@ def run(command: Sequence[str], limit_s: float, **environment: str) -> Done:
                 stderr=subprocess.STDOUT,
                 env=os.environ | environment,
                 start_new_session=True,
-                preexec_fn=_end_with_us,
+                preexec_fn=_end_with_us if alone else None,
             )
         except FileNotFoundError:
             return Done(status="not installed")
@@ -64,6 +71,8 @@ def run(command: Sequence[str], limit_s: float, **environment: str) -> Done:
                 status = _said(process.wait(limit_s))
             except subprocess.TimeoutExpired:
                 status = f"stopped after {limit_s:.0f} s"
+            except Interrupted:
+                status = f"stopped early, after {time.monotonic() - start:.0f} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

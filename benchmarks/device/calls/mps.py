@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common.measure import PART, arguments, write
+from benchmarks.device.calls.commands import COMPLETE, run
 from hybridindex.tiers.contract.driver import driver_version
 
 __all__ = ["multi_process_service"]
@@ -46,17 +47,10 @@ def multi_process_service(folder: Path) -> Iterator[str]:
 
 
 def _started() -> str:
-    try:
-        done = subprocess.run(
-            [_CONTROL, "-d"], capture_output=True, text=True, timeout=_PATIENCE_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        return f"{_CONTROL} is not installed"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{_CONTROL} -d: {error}"
-    if done.returncode:
-        return f"{_CONTROL} -d: exit status {done.returncode}: {(done.stderr or done.stdout).strip()[:200]}"
-    return ""
+    done = run([_CONTROL, "-d"], _PATIENCE_S, alone=False)
+    if done.status == COMPLETE:
+        return ""
+    return f"{_CONTROL} -d: {done.status} {done.text.strip()[:200]}".rstrip()
 
 
 def _quit() -> None:

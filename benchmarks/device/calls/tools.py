@@ -22,7 +22,16 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.common.measure import arguments, write
-from benchmarks.device.calls.commands import COMPLETE, Done, counters, counts_of_tests, run, sanitizer_errors, table
+from benchmarks.device.calls.commands import (
+    COMPLETE,
+    Done,
+    Interrupted,
+    counters,
+    counts_of_tests,
+    run,
+    sanitizer_errors,
+    table,
+)
 from hybridindex.tiers.contract.driver import driver_version
 
 __all__ = ["METRICS", "TOOLS"]
@@ -118,8 +127,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _stop(number: int, _frame: object) -> None:
-    # What was started ends with us.
-    raise SystemExit(128 + number)
+    raise Interrupted(signal.Signals(number).name)
 
 
 def main() -> None:
