@@ -279,7 +279,7 @@ def test_faiss_gets_the_same_rows_and_another_answer_is_found(kind, metric):
     assert faiss_gpu.compare(lists, (queries, asked), found, other) == (1, 1.0)
 
 
-@pytest.mark.parametrize("kind", heavy.KINDS)
+@pytest.mark.parametrize("kind", ["f16", "bf16", "sq8"])
 def test_the_kernel_for_many_queries_is_the_one_that_is_checked(monkeypatch, kind):
     require_triton("cpu")
     import torch

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.device import codes as device_codes
 from benchmarks.device import scan as device_scan
 from benchmarks.device import sweep as device_sweep
+from benchmarks.device import targets
 from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged.codes import triton_code_scanner
 from hybridindex.tiers.paged.codes.triton_code_scanner import CodeWorkspace, TritonCodeScanner
@@ -38,6 +39,20 @@ def test_a_row_has_every_figure_that_a_target_asks_for(lists, kind):
     figures = ("kernels_ms", "of_a_sum", "gbps", "scan_of_a_sum", "scan_gbps")
     assert all(row[key] > 0 for key in (*figures, *(() if kind == "sq8" else ("over_dense",))))
     assert (row["graph_ms"], row["graph_reason"]) == (None, "no GPU")
+
+
+@pytest.mark.parametrize(("shape", "n"), [("l2", 2), ("reuse 1", 4), ("reuse 4", 8), ("request log", 6)])
+def test_every_shape_is_timed_by_the_clock_and_by_its_kernels(lists, shape, n):
+    some = replace(lists("f16"), metric="l2" if shape == "l2" else "ip")
+    row = device_scan.measure(some, n, 8, 1, SCRATCH, shape)
+    assert (row["shape"], row["wrong"], row["checked"]) == (shape, 0, min(n, device_scan.CHECKED))
+    assert row["of_a_sum"] > 0 < row["scan_of_a_sum"]
+    if shape.startswith("reuse"):
+        assert row["reuse"] == pytest.approx(int(shape[-1]), rel=0.2)
+
+
+def test_shapes_of_the_sets_are_those_that_are_judged():
+    assert sorted(shape for _, _, shapes in device_scan.SETS for shape in shapes) == sorted(targets.SCAN_SHAPES)
 
 
 def launched(some, n_queries):
