@@ -16,7 +16,7 @@ from benchmarks import ROOT
 from benchmarks.device import tier as device_tier
 from benchmarks.device.calls import faiss_gpu, heavy, probes, tools
 from benchmarks.device.calls.ceilings import Floor
-from benchmarks.device.calls.commands import counters, counts_of_tests, run, sanitizer_errors, table
+from benchmarks.device.calls.commands import Done, counters, counts_of_tests, run, sanitizer_errors, table
 from benchmarks.device.calls.mps import multi_process_service
 from benchmarks.device.copy import use_arena
 from benchmarks.device.scan import BYTES, make_lists
@@ -116,6 +116,26 @@ def test_counters_are_asked_for_with_clocks_as_they_are(programs, monkeypatch, t
     (only,) = verdicts(monkeypatch, tmp_path, "counters")
     assert (only.measured, only.note) == ("nothing", "ncu: exit status 1")
     assert "--clock-control none" in calls.read_text()
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "met"),
+    [
+        (["complete"], "complete", True),
+        (["exit status 1", "exit status 2"], "exit status 2", False),
+        (["exit status 1", "complete", "complete"], "complete", True),
+        (["exit status 1", "complete", "exit status 1"], "built, but does not load", False),
+    ],
+)
+def test_an_extension_is_built_where_none_loads(monkeypatch, tmp_path, ended, status, met):
+    ends = iter(ended)
+    monkeypatch.setattr(tools, "ROOT", tmp_path)
+    monkeypatch.setattr(tools, "run", lambda *_: Done(status=next(ends)))
+    result = tools.extension(9)
+    assert result["status"] == status
+    (only,) = judge({"extension": {"stand_in": False, "complete": True} | result}, {"extension": "complete"})
+    assert only.met is met
+    assert next(ends, None) is None
 
 
 def test_tables_of_programs():

@@ -80,7 +80,7 @@ def extension(limit_s: float) -> dict[str, Any]:
         loads = run([sys.executable, "-c", _LOADS], limit_s)
         if loads.status != COMPLETE:
             done = Done(status="built, but does not load", text=done.text + loads.text, seconds=done.seconds)
-    return {"found": "built", **_told(done)}
+    return {"found": "built" if done.status == COMPLETE else "", **_told(done)}
 
 
 def _tests(what: list[str], limit_s: float) -> dict[str, Any]:
