@@ -1,7 +1,7 @@
 """A few scans of each codec and nothing else: what a sanitizer or a profiler looks at.
 
 Lists of random rows as :mod:`benchmarks.device.scan` makes them, and of RaBitQ codes as :mod:`benchmarks.device.codes`;
-a batch of 1, and one of 16 in which eight queries probe the same list, so that the kernels for few and for many queries
+a batch of 1, and one of 16 that all probe the same lists, so that the kernels for few and for many queries
 a list run both.
 """
 
@@ -30,7 +30,7 @@ def scan(lists: ResidentLists, nprobe: int) -> None:
     """Both batches."""
     rng = np.random.default_rng(0)
     scanner = lists.scanner(16 << 20)
-    for n, shape in ((1, "main"), (16, "reuse 8")):
+    for n, shape in ((1, "main"), (16, "reuse 16")):
         lists.scan(scanner, *make_batch(lists, n, nprobe, rng, shape))
 
 
