@@ -244,6 +244,7 @@ def merge_runs(
     pages: npt.NDArray[np.int32],
     counts: npt.NDArray[np.int64],
     sources: npt.NDArray[np.int64],
+    regions: npt.NDArray[np.int64],
     base: int,
     page_bytes: int,
     most: int,

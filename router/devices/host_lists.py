@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes
 from hybridindex.paging import PageGeometry
+from hybridindex.tiers.contract.devices import give_back_locked
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from hybridindex.types import I64, U8
@@ -67,14 +69,19 @@ class HostLists:
         """What a tier on that device fetches from; the first one decides whether it is page-locked."""
         locked = device_name != "cpu"
         if self._limit_bytes is None and locked:
-            self._limit_bytes = available_bytes() // _SHARE_OF_MEMORY
+            self._limit_bytes = _shares.take(self)
         if self._limit_bytes and self._memory is None:
             self._memory = PinnedMemory(self._geometry, page_locked=locked, limit_bytes=self._limit_bytes)
             self.due = True
         return self._memory
 
     def choose(
-        self, plan: Plan | None, tiers: Sequence[Tier], cancelled: Callable[[], bool], share: float | None = None
+        self,
+        plan: Plan | None,
+        tiers: Sequence[Tier],
+        cancelled: Callable[[], bool],
+        share: float | None = None,
+        limit_s: float | None = None,
     ) -> None:
         """Holds what ``plan`` makes worth it, as far as the bytes go. Takes as long as the missing lists take to copy.
 
@@ -82,6 +89,7 @@ class HostLists:
             tiers: that fetch from here. Without a usable one nothing is done: page-locking needs a device's runtime.
             cancelled: asked before each list.
             share: part of the time that copying takes; None: all.
+            limit_s: after which the rest waits until it is called again; None: none does.
         """
         memory = self._memory
         if memory is None or not any(tier.usable for tier in tiers):
@@ -95,18 +103,26 @@ class HostLists:
             lists = lists[~quarantined[lists]]
         rests = _Rests(self._index.piece_codes, 1.0 if share is None else share, self._stop)
         n_pages = self._geometry.pages_for(self._index.list_sizes[lists])
+        gave_way, end_s = False, None if limit_s is None else time.monotonic() + limit_s
+
+        def gives_way() -> bool:
+            nonlocal gave_way
+            late = end_s is not None and time.monotonic() > end_s
+            gave_way = gave_way or late or self._stop.is_set() or cancelled()
+            return gave_way
+
         try:
-            report = memory.hold(
-                lists.tolist(), n_pages.tolist(), rests.codes_of, lambda: self._stop.is_set() or cancelled()
-            )
+            report = memory.hold(lists.tolist(), n_pages.tolist(), rests.codes_of, gives_way)
         except Exception:  # noqa: BLE001 - a list that cannot be read is said by who searches it; the plan is in force
             _log.exception("lists could not be copied to page-locked memory")
             self.due = False
             return
-        self.due = bool(report.late)
+        self.due = bool(report.late) or (gave_way and not self._stop.is_set())
+        if gave_way:
+            return
         if not self.due:
             _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
-        if report.reason and not (self._stop.is_set() or cancelled()):
+        if report.reason:
             _log.warning("%s; other lists go through the staging buffers", report.reason)
 
     def _hottest_first(self, plan: Plan | None, tiers: Sequence[Tier]) -> I64:
@@ -125,12 +141,41 @@ class HostLists:
 
     def close(self) -> None:
         """Lets the memory go, after the tiers."""
+        _shares.give_back(self)
         if self._memory is not None:
             self._memory.clear()
+            if self._memory.page_locked:
+                give_back_locked()
 
     def check_invariants(self) -> None:
         if self._memory is not None:
             self._memory.check_invariants()
+
+
+class _Shares:
+    """What the routers of this process take of the memory where nothing is said: each a share, all of them together not
+    more than twice that. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owners: weakref.WeakKeyDictionary[HostLists, int] = weakref.WeakKeyDictionary()
+
+    def take(self, owner: HostLists) -> int:
+        """Most bytes of ``owner``, which has them until it goes or is closed."""
+        with self._lock:
+            promised = sum(self._owners.values())
+            # What others hold already is not available any more.
+            memory = available_bytes() + sum(other.nbytes for other in self._owners)
+            share = max(0, min(memory // _SHARE_OF_MEMORY, 2 * memory // _SHARE_OF_MEMORY - promised))
+            self._owners[owner] = share
+            return share
+
+    def give_back(self, owner: HostLists) -> None:
+        with self._lock:
+            self._owners.pop(owner, None)
+
+
+_shares = _Shares()
 
 
 class _Rests:

@@ -35,6 +35,8 @@ _RECLAIM_TIMEOUT_S = 30.0
 _TRIES = 3
 #: Part of a device's copying time that lists take which come back to it, or come late.
 _LATE_SHARE = 0.5
+#: How long lists are copied to page-locked memory at one look.
+_LATE_S = 1.0
 
 
 class Placement:
@@ -104,8 +106,7 @@ class Placement:
             if self.plan is not None and not self._gives_way():
                 self._resize(self.plan, tier)
                 self._wait_for(self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way))
-            if self._host_lists.due:
-                self._choose_host_lists(_LATE_SHARE)
+            self._bring_host_lists()
 
     def complete(self) -> None:
         """Lists of the plan that found no page, because sessions had them, come once one is free; so do those for
@@ -113,10 +114,10 @@ class Placement:
         if not self._lock.acquire(blocking=False):
             return  # a change of plan brings them, if it wants them
         try:
-            if self._host_lists.due:
-                self._choose_host_lists(_LATE_SHARE)
             for tier in self._paged:
-                if self.plan is None or self._gives_way():
+                if self.plan is None:
+                    break
+                if self._gives_way():
                     return
                 if tier.arena.nbytes != self._opening.wanted_bytes(self.plan, tier.ordinal):
                     self._resize(self.plan, tier)
@@ -127,6 +128,7 @@ class Placement:
                             lists, self._residency, cancelled=self._gives_way, bandwidth_share=_LATE_SHARE
                         )
                     self._wait_for(loading)
+            self._bring_host_lists()
         finally:
             self._lock.release()
 
@@ -149,8 +151,13 @@ class Placement:
 
     # With the lock held
 
-    def _choose_host_lists(self, share: float | None) -> None:
-        self._host_lists.choose(self.plan, self._paged, self._gives_way, share)
+    def _choose_host_lists(self, share: float | None, limit_s: float | None = None) -> None:
+        self._host_lists.choose(self.plan, self._paged, self._gives_way, share, limit_s)
+
+    def _bring_host_lists(self) -> None:
+        """Brings lists for page-locked memory that are missing, for a moment: who calls has devices to look after."""
+        if self._host_lists.due:
+            self._choose_host_lists(_LATE_SHARE, _LATE_S)
 
     def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
         target = self._wanted(plan)

@@ -53,10 +53,12 @@ nb::object all_free(const FreeRuns& runs) {
     return owned(std::move(pages));
 }
 
-nb::tuple merge(In<std::int32_t, 1> pages, In<std::int64_t, 1> counts, In<std::int64_t, 1> sources, std::int64_t base,
-                std::int64_t page_bytes, std::int64_t most) {
-    if (length(counts, 0) != length(sources, 0)) throw std::invalid_argument("each part must have a count and a source");
-    Copies made = merge_runs(pages.data(), length(pages, 0), counts.data(), sources.data(), length(counts, 0), base,
+nb::tuple merge(In<std::int32_t, 1> pages, In<std::int64_t, 1> counts, In<std::int64_t, 1> sources,
+                In<std::int64_t, 1> regions, std::int64_t base, std::int64_t page_bytes, std::int64_t most) {
+    const std::int64_t n = length(counts, 0);
+    if (length(sources, 0) != n || length(regions, 0) != n)
+        throw std::invalid_argument("each part must have a count, a source and a region");
+    Copies made = merge_runs(pages.data(), length(pages, 0), counts.data(), sources.data(), regions.data(), n, base,
                              page_bytes, most);
     return nb::make_tuple(owned(std::move(made.targets)), owned(std::move(made.sources)), owned(std::move(made.sizes)));
 }
@@ -86,7 +88,7 @@ void bind_device_copies(nb::module_& m) {
         .def("withdraw", &FreeRuns::withdraw, nb::arg("start"), nb::arg("n"))
         .def("pages", &all_free);
     m.def("merge_runs", &merge, nb::arg("pages").noconvert(), nb::arg("counts").noconvert(),
-          nb::arg("sources").noconvert(), nb::arg("base"), nb::arg("page_bytes"), nb::arg("most"));
+          nb::arg("sources").noconvert(), nb::arg("regions").noconvert(), nb::arg("base"), nb::arg("page_bytes"), nb::arg("most"));
     m.def("start_copies", &start, nb::arg("targets").noconvert(), nb::arg("sources").noconvert(),
           nb::arg("sizes").noconvert(), nb::arg("copy"), nb::arg("batch"), nb::arg("stream"));
 }

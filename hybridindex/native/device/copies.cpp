@@ -14,20 +14,22 @@ constexpr std::int64_t kBatch = 4;
 }  // namespace
 
 Copies merge_runs(const std::int32_t* pages, std::int64_t n_pages, const std::int64_t* counts,
-                  const std::int64_t* sources, std::int64_t n_parts, std::int64_t base, std::int64_t page_bytes,
-                  std::int64_t most) {
+                  const std::int64_t* sources, const std::int64_t* regions, std::int64_t n_parts, std::int64_t base,
+                  std::int64_t page_bytes, std::int64_t most) {
     Copies made;
+    std::int64_t region = 0;
     std::int64_t at = 0;
     for (std::int64_t part = 0; part < n_parts; ++part) {
         if (counts[part] < 0 || counts[part] > n_pages - at)
             throw std::invalid_argument("parts have more pages than were given");
         for (std::int64_t i = 0; i < counts[part]; ++i, ++at) {
             const std::int64_t target = base + pages[at] * page_bytes, source = sources[part] + i * page_bytes;
-            if (!made.sizes.empty() && made.targets.back() + made.sizes.back() == target &&
+            if (!made.sizes.empty() && region == regions[part] && made.targets.back() + made.sizes.back() == target &&
                 made.sources.back() + made.sizes.back() == source && made.sizes.back() + page_bytes <= most) {
                 made.sizes.back() += page_bytes;
                 continue;
             }
+            region = regions[part];
             made.targets.push_back(target);
             made.sources.push_back(source);
             made.sizes.push_back(page_bytes);

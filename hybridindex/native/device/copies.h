@@ -12,9 +12,10 @@ struct Copies {
 };
 
 // The fewest copies of at most `most` bytes that bring parts of lists to their pages. Part i has counts[i] of `pages`, and
-// lies on the host from sources[i] on, page by page; page p is `page_bytes` bytes from base + p * page_bytes on.
+// lies on the host from sources[i] on, page by page, in the allocation regions[i]: no copy reads from two, of which CUDA
+// promises nothing. Page p is `page_bytes` bytes from base + p * page_bytes on.
 Copies merge_runs(const std::int32_t* pages, std::int64_t n_pages, const std::int64_t* counts,
-                  const std::int64_t* sources, std::int64_t n_parts, std::int64_t base, std::int64_t page_bytes,
+                  const std::int64_t* sources, const std::int64_t* regions, std::int64_t n_parts, std::int64_t base, std::int64_t page_bytes,
                   std::int64_t most);
 
 // Functions of CUDA's driver, which is not linked: cuMemcpyHtoDAsync, and cuMemcpyBatchAsync as CUDA 12.8 has it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <stdexcept>
 
 namespace hybridindex {
@@ -29,7 +30,8 @@ bool FreeRuns::allocate(std::int32_t n, bool whole, std::vector<std::int32_t>& t
 void FreeRuns::free(std::int32_t start, std::int32_t n) {
     if (n < 1) return;
     auto next = runs_.lower_bound(start);
-    if (start < 0) throw std::invalid_argument("page outside the arena");
+    if (start < 0 || n > std::numeric_limits<std::int32_t>::max() - start)
+        throw std::invalid_argument("page outside the arena");
     if (next != runs_.end() && start + n > next->first) throw std::invalid_argument("page freed twice");
     std::int32_t first = start, length = n;
     if (next != runs_.begin()) {
@@ -54,7 +56,7 @@ bool FreeRuns::withdraw(std::int32_t start, std::int32_t n) {
     if (run == runs_.begin()) return false;
     --run;
     const std::int32_t first = run->first, end = run->first + run->second;
-    if (end < start + n) return false;
+    if (end - start < n) return false;
     remove(run);
     if (first < start) add(first, start - first);
     if (start + n < end) add(start + n, end - start - n);

@@ -128,10 +128,17 @@ def give_back_cached(device: torch.device) -> None:
         import torch
 
         torch.cuda.empty_cache()
-        # Not in every torch that is supported.
-        if empty := getattr(torch.accelerator, "empty_host_cache", None):
-            with suppress(RuntimeError):  # there is no such device any more
-                empty()
+        give_back_locked()
+
+
+def give_back_locked() -> None:
+    """Releases page-locked memory of the host that torch caches unused for this process."""
+    import torch
+
+    # Not in every torch that is supported.
+    if empty := getattr(torch.accelerator, "empty_host_cache", None):
+        with suppress(RuntimeError):  # there is no such device any more
+            empty()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

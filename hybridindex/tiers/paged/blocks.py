@@ -20,16 +20,16 @@ __all__ = ["Blocks", "Run"]
 
 
 class _Block:
-    __slots__ = ("_address", "_page_bytes", "data", "pages")
+    __slots__ = ("_page_bytes", "address", "data", "pages")
 
     def __init__(self, data: torch.Tensor) -> None:
         #: (n_pages, page_bytes) uint8.
         self.data = data
         self.pages = PageAllocator(len(data))
-        self._address, self._page_bytes = data.data_ptr(), data.shape[1]
+        self.address, self._page_bytes = data.data_ptr(), data.shape[1]
 
     def address_of(self, page: int) -> int:
-        return self._address + page * self._page_bytes
+        return self.address + page * self._page_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,11 +211,11 @@ class Copier:
         placed: list[Placed] = []
         for pages, source in writes:
             if isinstance(source, HostPages):
-                placed.append(Placed(pages, source.address))
+                placed.append(Placed(pages, source.address, source.region))
                 continue
             if buffer is None:
                 buffer = self._free_buffer()
-            placed.append(Placed(pages, buffer.fill(len(pages), source)))
+            placed.append(Placed(pages, buffer.fill(len(pages), source), buffer.address))
         copies = merge_runs(placed, self._arena.data.data_ptr(), self._arena.geometry.page_bytes)
         ticket.n_runs = len(copies.targets)
         ticket.launched = True

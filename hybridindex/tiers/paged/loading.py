@@ -193,8 +193,10 @@ class ListLoad:
     def _stop_half_way(self) -> None:
         if (self._sending is not None or self._ready) and (not self._usable() or self._cancelled()):
             stopped = [*self._ready] if self._sending is None else [self._sending, *self._ready]
-            self._skipped += [sending.list_id for sending in stopped]
-            self._dropped += [sending.pages for sending in stopped]
+            for sending in stopped:
+                self._skipped.append(sending.list_id)
+                self._dropped.append(sending.pages)
+                del self._seen[sending.list_id]
             self._sending = None
             self._ready.clear()
 

@@ -51,8 +51,9 @@ class HostPages(NamedTuple):
 
     block: torch.Tensor
     slot: int
-    #: Where they begin.
+    #: Where they begin, and where the block does.
     address: int
+    region: int
     #: Whose pages these are: they stay as they are while anybody has this.
     owner: PinnedList | None = None
 
@@ -72,13 +73,15 @@ class PinnedList:
             (run,) = self.runs
             slot = run.first + first
             taken = min(run.n_pages - first, n_pages)
-            return [(taken, HostPages(run.block.data, slot, run.block.address_of(slot), self))]
+            block = run.block
+            return [(taken, HostPages(block.data, slot, block.address_of(slot), block.address, self))]
         parts = []
         for run in self.runs:
             taken = min(run.n_pages - first, n_pages)
             if taken > 0:
                 slot = run.first + first
-                parts.append((taken, HostPages(run.block.data, slot, run.block.address_of(slot), self)))
+                address = run.block.address_of(slot)
+                parts.append((taken, HostPages(run.block.data, slot, address, run.block.address, self)))
                 n_pages -= taken
             first = max(0, first - run.n_pages)
         return parts
@@ -102,6 +105,7 @@ class PinnedMemory:
         """
         #: Of its pages; those of an arena that copies from here are the same.
         self.geometry = geometry
+        self.page_locked = page_locked
         self._lock = threading.Lock()
         self._blocks = Blocks(geometry.page_bytes, block_bytes, page_locked=page_locked, limit_bytes=limit_bytes)
         self._lists: dict[int, PinnedList] = {}

@@ -30,6 +30,8 @@ class Placed(NamedTuple):
 
     pages: I32
     source: int
+    #: Where the allocation begins that they lie in.
+    region: int
 
 
 @dataclass(slots=True)
@@ -97,7 +99,8 @@ class StagingRing:
 
 
 def merge_runs(placed: Sequence[Placed], base: int, page_bytes: int) -> Copies:
-    """The fewest copies that bring every part of a list to its pages, none of more than 4 MiB or a page.
+    """The fewest copies that bring every part of a list to its pages, none of more than 4 MiB or a page, and none from
+    two allocations, of which CUDA promises nothing.
 
     Args:
         placed: parts of lists.
@@ -106,19 +109,21 @@ def merge_runs(placed: Sequence[Placed], base: int, page_bytes: int) -> Copies:
     pages = np.concatenate([part.pages for part in placed])
     counts = np.array([len(part.pages) for part in placed], dtype=np.int64)
     sources = np.array([part.source for part in placed], dtype=np.int64)
+    regions = np.array([part.region for part in placed], dtype=np.int64)
     most = max(page_bytes, _MOST_COPIED)
     if native is None:
-        return merge_pages(pages, counts, sources, base, page_bytes, most)
-    return Copies(*native.merge_runs(pages, counts, sources, base, page_bytes, most))
+        return merge_pages(pages, counts, sources, regions, base, page_bytes, most)
+    return Copies(*native.merge_runs(pages, counts, sources, regions, base, page_bytes, most))
 
 
-def merge_pages(pages: I32, counts: I64, sources: I64, base: int, page_bytes: int, most: int) -> Copies:
+def merge_pages(pages: I32, counts: I64, sources: I64, regions: I64, base: int, page_bytes: int, most: int) -> Copies:
     """As the extension does it, where that is missing: pages (n,), and of each part how many of them and where on the
-    host they begin."""
+    host they and their allocation begin."""
     ends = np.cumsum(counts)
+    region = np.repeat(regions, counts)
     target = base + pages.astype(np.int64) * page_bytes
     source = np.repeat(sources - (ends - counts) * page_bytes, counts) + np.arange(len(pages)) * page_bytes
-    joined = (np.diff(target) == page_bytes) & (np.diff(source) == page_bytes)
+    joined = (np.diff(target) == page_bytes) & (np.diff(source) == page_bytes) & (np.diff(region) == 0)
     # Runs are cut from their beginning on.
     place = np.arange(len(pages))
     first = np.concatenate(([True], ~joined))

@@ -165,15 +165,15 @@ class Driver:
             return
         if status or not found.value:
             return
-        sent = torch.arange(_TRIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        there = torch.zeros(_TRIED, dtype=torch.uint8, device=device)
-        if device.type == "cuda":
-            stream.wait_stream(torch.cuda.current_stream(device))
-        # One byte each, to the other end.
-        at = np.arange(_TRIED, dtype=np.int64)
-        copies = Copies(there.data_ptr() + at[::-1], sent.data_ptr() + at, np.ones_like(at))
         self._batch_at = found.value
         try:
+            sent = torch.arange(_TRIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            there = torch.zeros(_TRIED, dtype=torch.uint8, device=device)
+            if device.type == "cuda":
+                stream.wait_stream(torch.cuda.current_stream(device))
+            # One byte each, to the other end.
+            at = np.arange(_TRIED, dtype=np.int64)
+            copies = Copies(there.data_ptr() + at[::-1], sent.data_ptr() + at, np.ones_like(at))
             self.start(copies, stream.cuda_stream)
             stream.synchronize()
             works = bool((there.cpu().flip(0) == sent).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError
 from hybridindex.paging import PageGeometry
 from hybridindex.router import Router
-from hybridindex.router.devices import host_lists
+from hybridindex.router.devices import host_lists, placement
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.tiers.paged import device_tier as device
 from hybridindex.tiers.paged.copier import Copier
@@ -324,6 +325,61 @@ def test_an_opening_does_not_wait_for_lists_that_nobody_asked_for(flat, monkeypa
     assert (len(lists.list_ids()), lists.due) == (0, True)
     lists.choose(None, tiers, lambda: False, 0.5)
     assert (len(lists.list_ids()), lists.due) == (16, False)
+
+
+def test_routers_of_a_process_share_a_share_of_the_memory(flat, monkeypatch):
+    monkeypatch.setattr(host_lists, "available_bytes", lambda: 8 * LIMIT)
+    monkeypatch.setattr(host_lists, "_shares", host_lists._Shares())
+    geometry = PageGeometry.for_code_size(flat.code_size)
+    every = [host_lists.HostLists(flat, geometry, None) for _ in range(4)]
+    for lists in every:
+        lists.memory_for("cuda:0")
+    assert [lists._limit_bytes for lists in every] == [LIMIT, LIMIT, 0, 0]
+    # Nothing was locked here.
+    monkeypatch.setattr(host_lists, "give_back_locked", lambda: None)
+    every[0].close()
+    late = host_lists.HostLists(flat, geometry, None)
+    late.memory_for("cuda:0")
+    assert late._limit_bytes == LIMIT
+
+
+def slow_index(flat, monkeypatch, seconds):
+    """Copying a list takes so long."""
+    codes_of = flat.piece_codes
+    monkeypatch.setattr(flat, "piece_codes", lambda list_id: time.sleep(seconds) or codes_of(list_id))
+
+
+def test_what_does_not_come_at_one_look_comes_at_the_next(flat, monkeypatch):
+    """A device that fails meanwhile is tried between the looks."""
+    monkeypatch.setattr(placement, "_LATE_S", 0.05)
+    with Router(flat, devices=["cpu"], device_budget_bytes=8 << 20, pin_host_lists=LIMIT) as router:
+        lists = router._served.opening.host_lists
+        everything = len(router.page_locked_lists)
+        lists.memory.hold([], [], flat.piece_codes, lambda: False)
+        lists.due = True
+        slow_index(flat, monkeypatch, 0.02)
+        router._served.recovery.close()
+        seen = [0]
+        while lists.due:
+            router._served.placement.complete()
+            seen.append(len(router.page_locked_lists))
+            assert len(seen) < 100
+        assert len(seen) > 3
+        assert seen == sorted(seen)
+        assert seen[-1] == everything
+
+
+def test_lists_come_after_a_change_of_plan_for_which_they_gave_way_has_failed(flat, monkeypatch):
+    with Router(flat, devices=["cpu"], device_budget_bytes=8 << 20, pin_host_lists=LIMIT) as router:
+        lists = router._served.opening.host_lists
+        everything = len(router.page_locked_lists)
+        lists.memory.hold([], [], flat.piece_codes, lambda: False)
+        waits = iter([False] * 6)
+        lists.choose(None, router.devices, lambda: next(waits, True))
+        assert len(router.page_locked_lists) < everything
+        assert lists.due
+        lists.choose(None, router.devices, lambda: False)
+        assert (len(router.page_locked_lists), lists.due) == (everything, False)
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,9 @@ def test_scattered_pages_come_in_as_few_pieces_as_there_are():
 
 
 def test_a_page_of_no_arena_is_not_freed():
-    with pytest.raises(ValueError, match="outside"):
-        PageAllocator(4).free(np.array([9], dtype=np.int32))
+    for page in (9, (1 << 31) - 1):
+        with pytest.raises(ValueError, match="outside"):
+            PageAllocator(4).free(np.array([page], dtype=np.int32))
 
 
 #: 3,000 bytes a page, four pages a block: blocks and the system's pages do not line up.

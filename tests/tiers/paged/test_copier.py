@@ -103,12 +103,15 @@ PAGE = 32
 
 def merged(*placed):
     """Copies by the extension and by numpy: first page on the device, first page on the host, pages."""
-    parts = [Placed(np.array(pages, np.int32), 1000 + PAGE * slot) for pages, slot in placed]
+    parts = [
+        Placed(np.array(pages, np.int32), 1000 + PAGE * slot, *(region or [1000])) for pages, slot, *region in placed
+    ]
     made = merge_runs(parts, 5000, PAGE)
     pages = np.concatenate([part.pages for part in parts])
     counts = np.array([len(part.pages) for part in parts])
     sources = np.array([part.source for part in parts])
-    other = staging.merge_pages(pages, counts, sources, 5000, PAGE, max(PAGE, staging._MOST_COPIED))
+    regions = np.array([part.region for part in parts])
+    other = staging.merge_pages(pages, counts, sources, regions, 5000, PAGE, max(PAGE, staging._MOST_COPIED))
     np.testing.assert_array_equal(other, made)
     targets, sources, nbytes = made
     return ((targets - 5000) // PAGE).tolist(), ((sources - 1000) // PAGE).tolist(), (nbytes // PAGE).tolist()
@@ -120,6 +123,9 @@ def test_runs_that_continue_on_both_sides_are_one_copy():
     # Neighbours on the device that are none on the host.
     assert merged(([2, 3], 0), ([4], 5)) == ([2, 4], [0, 5], [2, 1])
     assert merged(([4, 2, 3], 0)) == ([4, 2], [0, 1], [1, 2])
+    # Neighbours on both sides, in two allocations.
+    assert merged(([2, 3], 0, 1000), ([4], 2, 1064)) == ([2, 4], [0, 2], [2, 1])
+    assert merged(([2, 3], 0, 1000), ([4], 2, 1000), ([5], 3, 1096)) == ([2, 5], [0, 3], [3, 1])
 
 
 def test_no_copy_is_so_long_that_a_query_would_wait_for_it(monkeypatch):
