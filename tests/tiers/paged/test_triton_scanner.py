@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.index import build
@@ -352,6 +353,7 @@ def test_a_tier_says_which_kernel_scans_and_why(small, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_tier_on_a_gpu_scans_with_triton(small):
     require_triton("cuda")
     tier = DeviceTier(small(), "cuda", 0, budget_bytes=4 << 20, wanted_bytes=1 << 20)
