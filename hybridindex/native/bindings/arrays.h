@@ -43,4 +43,10 @@ nanobind::object to_numpy(std::vector<T>&& values, std::initializer_list<std::si
     return nanobind::cast(nanobind::ndarray<nanobind::numpy, T>(owned->data(), shape, owner));
 }
 
+template <typename T>
+nanobind::object to_numpy(std::vector<T>&& values) {
+    const std::size_t n = values.size();
+    return to_numpy(std::move(values), {n});
+}
+
 }  // namespace hybridindex

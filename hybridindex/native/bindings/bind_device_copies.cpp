@@ -14,16 +14,10 @@ namespace nb = nanobind;
 namespace hybridindex {
 namespace {
 
-template <typename T>
-nb::object owned(std::vector<T>&& values) {
-    const std::size_t n = values.size();
-    return to_numpy(std::move(values), {n});
-}
-
 nb::object allocate(FreeRuns& runs, std::int32_t n, bool whole) {
     std::vector<std::int32_t> pages;
     if (!runs.allocate(n, whole, pages)) return nb::none();
-    return owned(std::move(pages));
+    return to_numpy(std::move(pages));
 }
 
 nb::tuple allocate_each(FreeRuns& runs, In<std::int64_t, 1> counts) {
@@ -33,7 +27,7 @@ nb::tuple allocate_each(FreeRuns& runs, In<std::int64_t, 1> counts) {
         const std::int64_t n = counts.data()[i];
         found.append(n <= runs.n_free() && runs.allocate(static_cast<std::int32_t>(n), false, pages));
     }
-    return nb::make_tuple(owned(std::move(pages)), found);
+    return nb::make_tuple(to_numpy(std::move(pages)), found);
 }
 
 void free_pages(FreeRuns& runs, In<std::int32_t, 1> pages) {
@@ -50,7 +44,7 @@ nb::object all_free(const FreeRuns& runs) {
     std::vector<std::int32_t> pages;
     for (const auto& [start, n] : runs.runs())
         for (std::int32_t page = start; page < start + n; ++page) pages.push_back(page);
-    return owned(std::move(pages));
+    return to_numpy(std::move(pages));
 }
 
 nb::tuple merge(In<std::int32_t, 1> pages, In<std::int64_t, 1> counts, In<std::int64_t, 1> sources,
@@ -60,7 +54,7 @@ nb::tuple merge(In<std::int32_t, 1> pages, In<std::int64_t, 1> counts, In<std::i
         throw std::invalid_argument("each part must have a count, a source and a region");
     Copies made = merge_runs(pages.data(), length(pages, 0), counts.data(), sources.data(), regions.data(), n, base,
                              page_bytes, most);
-    return nb::make_tuple(owned(std::move(made.targets)), owned(std::move(made.sources)), owned(std::move(made.sizes)));
+    return nb::make_tuple(to_numpy(std::move(made.targets)), to_numpy(std::move(made.sources)), to_numpy(std::move(made.sizes)));
 }
 
 int start(In<std::int64_t, 1> targets, In<std::int64_t, 1> sources, In<std::int64_t, 1> sizes, std::uintptr_t copy,
@@ -88,7 +82,8 @@ void bind_device_copies(nb::module_& m) {
         .def("withdraw", &FreeRuns::withdraw, nb::arg("start"), nb::arg("n"))
         .def("pages", &all_free);
     m.def("merge_runs", &merge, nb::arg("pages").noconvert(), nb::arg("counts").noconvert(),
-          nb::arg("sources").noconvert(), nb::arg("regions").noconvert(), nb::arg("base"), nb::arg("page_bytes"), nb::arg("most"));
+          nb::arg("sources").noconvert(), nb::arg("regions").noconvert(), nb::arg("base"), nb::arg("page_bytes"),
+          nb::arg("most"));
     m.def("start_copies", &start, nb::arg("targets").noconvert(), nb::arg("sources").noconvert(),
           nb::arg("sizes").noconvert(), nb::arg("copy"), nb::arg("batch"), nb::arg("stream"));
 }

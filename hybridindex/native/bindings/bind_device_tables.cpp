@@ -64,8 +64,7 @@ std::int64_t answers(const ScanTables& tables, InOut<std::int64_t, 2> keys, bool
 nb::object taken(const std::vector<std::int32_t>& of, const std::vector<std::int32_t>& at, std::int64_t from) {
     std::vector<std::int64_t> values(at.size());
     for (std::size_t i = 0; i < at.size(); ++i) values[i] = of[from + at[i]];
-    const std::size_t n = values.size();
-    return to_numpy(std::move(values), {n});
+    return to_numpy(std::move(values));
 }
 
 // (n,) int64: what each pair of the tile has.
@@ -73,8 +72,7 @@ template <typename Of>
 nb::object of_pairs(const ScanTables& tables, Of of) {
     std::vector<std::int64_t> values;
     for (std::int64_t pair = tables.start(); pair < tables.end(); ++pair) values.push_back(of(pair));
-    const std::size_t n = values.size();
-    return to_numpy(std::move(values), {n});
+    return to_numpy(std::move(values));
 }
 
 }  // namespace

@@ -140,7 +140,8 @@ std::int64_t ScanTables::cost(std::int64_t pair, const TileCosts& costs) const {
            costs.per_pair;
 }
 
-std::vector<std::int64_t> ScanTables::tiles(const TileCosts& costs, bool by_list) {
+std::vector<std::int64_t> ScanTables::tiles(const TileCosts& costs) {
+    if (!as_taken_) throw std::invalid_argument("these pairs were cut before");
     const std::int64_t n = n_pairs_;
     if (n == 0) return {};
     // As a rule all pairs fit. A pair's bytes are rounded up.
@@ -149,7 +150,7 @@ std::vector<std::int64_t> ScanTables::tiles(const TileCosts& costs, bool by_list
                                            (query_of(n - 1) - query_of(0)) * costs.per_query);
     if (all < static_cast<double>(costs.limit)) return {n};
     std::vector<std::int64_t> ends;
-    if (by_list && arrange(costs, ends)) return ends;
+    if (arrange(costs, ends)) return ends;
     for (std::int64_t start = 0; start < n; start = ends.back()) ends.push_back(end_of_tile(start, costs));
     return ends;
 }

@@ -52,10 +52,10 @@ public:
     // more than max_pages pages become several pairs. Returns how many. Throws std::out_of_range for what is no list id.
     std::int64_t take(const std::int64_t* probes, std::int64_t n, std::int64_t p, const std::int64_t* list_sizes,
                       std::int64_t nlist, std::int64_t max_pages);
-    // Cuts what was taken into tiles: one behind the last pair of each. Where more than one is needed, all queries that
-    // probe a list are in one tile, so that it is read once: pairs change places. Where even one pair with the queries
-    // beside it is too much for that, and where `by_list` is false, they are cut as they come.
-    std::vector<std::int64_t> tiles(const TileCosts& costs, bool by_list = true);
+    // Cuts what was taken into tiles, once: one behind the last pair of each. Where more than one is needed, all queries
+    // that probe a list are in one tile, so that it is read once: pairs change places. Where even one pair with the
+    // queries beside it is too much for that, they are cut as they come.
+    std::vector<std::int64_t> tiles(const TileCosts& costs);
     // Writes the tables of pairs start .. end. Stretches with `heavy_from` members or more come last. Throws
     // std::out_of_range where the snapshot has no such pages.
     StagedTile write(std::int64_t start, std::int64_t end, const ListPages& lists, std::int64_t heavy_from,

@@ -53,7 +53,7 @@ AllocatorMachine.TestCase.settings = examples(60, stateful_step_count=40)
 test_allocator = AllocatorMachine.TestCase
 
 
-@pytest.mark.skipif(native is None, reason="the extension is missing")
+@pytest.mark.skipif(native is None, reason="without the extension, Python alone finds pages: nothing to compare")
 class RunsMachine(RuleBasedStateMachine):
     """The extension finds the same pages as Python."""
 

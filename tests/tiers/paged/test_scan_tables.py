@@ -299,6 +299,11 @@ def test_the_extension_refuses_what_would_leave_its_arrays():
         with pytest.raises(IndexError, match="no such pairs"):
             tables.write(start, end, log, pages, 9, 2048, 16, out)
     assert tables.tiles(1.0, 1, 1, 1, 100) == [2]
+    cut = native.ScanTables(ROWS_PER_PAGE, GROUP)
+    cut.take(np.array([[0, 1]]), sizes, 9)
+    assert cut.tiles(1.0, 1, 1, 1, 14) == [1, 2]
+    with pytest.raises(ValueError, match="cut before"):
+        cut.tiles(1.0, 1, 1, 1, 14)
     with pytest.raises(IndexError, match="a stretch is too long"):
         tables.tiles(1.0, 1, 1, 1, 4)
     with pytest.raises(ValueError, match="every list"):

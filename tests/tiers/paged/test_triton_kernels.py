@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.device.compiled import ARCHES, DIMS, launches
 
+triton = pytest.importorskip("triton", reason="the kernels are triton's: without it there are none")
+
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = json.loads((ROOT / "benchmarks" / "results" / "compiled.json").read_text())
 #: Of a thread, whatever the GPU.
@@ -35,16 +37,16 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def compiler():
     """Of triton, for NVIDIA's GPUs."""
-    triton = pytest.importorskip("triton", reason="triton is not installed")
     bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not os.access(os.environ.get("TRITON_PTXAS_PATH", bundled), os.X_OK):
         pytest.skip(f"triton's assembler cannot be run: {bundled}")
 
 
 # Among the slowest: each goes through the real compiler some twenty times. The rest of the table is the benchmark's.
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     ("arch", "dim", "kernels"),
     [

@@ -353,7 +353,7 @@ def test_a_tier_says_which_kernel_scans_and_why(small, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="which kernel a tier on a real GPU gets; there is none")
 def test_a_tier_on_a_gpu_scans_with_triton(small):
     require_triton("cuda")
     tier = DeviceTier(small(), "cuda", 0, budget_bytes=4 << 20, wanted_bytes=1 << 20)
