@@ -43,8 +43,8 @@ def explain_plan(plan: Decision) -> str:
         f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
         f"budget {' + '.join(format_bytes(b) for b in request.budgets)} on {plan.n_devices} device(s).",
         f"Placed: {plan.resident_lists.size} of {plan.nlist} lists ({plan.coverage:.1%} of lists, "
-        f"{plan.coverage_bytes_fraction:.1%} of bytes), {_held(plan)}{format_bytes(plan.device_bytes)} with pages and "
-        f"scratch, work imbalance {plan.imbalance:.2f}.",
+        f"{plan.coverage_bytes_fraction:.1%} of bytes), {_held(plan)}{format_bytes(plan.device_bytes)} with pages of "
+        f"{format_bytes(plan.page_bytes)} and scratch, work imbalance {plan.imbalance:.2f}.",
         f"Hits: mean {plan.predicted_hit_rate:.1%} of a query's bytes; slowest query of a batch of {batch}: "
         f"{plan.predicted_min_hit_rate(batch):.1%} ({plan.hit_rate_model} model, unseen queries: median error "
         f"{hit_median:.3f}, worst {hit_worst:.3f}).",

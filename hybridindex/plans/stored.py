@@ -87,6 +87,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "coverage": plan.coverage,
         "coverage_bytes": plan.coverage_bytes,
         "device_bytes": plan.device_bytes,
+        "page_bytes": plan.page_bytes,
         "n_resident": len(plan.resident_lists),
         "n_resident_rows": len(plan.resident_rows),
         "bytes_by_precision": plan.bytes_by_precision,

@@ -62,7 +62,10 @@ def key_numbers(plan: Plan) -> Table:
         ),
         ("Coverage", f"{plan.coverage:.1%} of lists ({plan.resident_lists.size:,} of {plan.nlist:,})"),
         ("Coverage by bytes", f"{plan.coverage_bytes_fraction:.1%} of {format_bytes(plan.analysis.profile.nbytes)}"),
-        ("Device memory", f"{format_bytes(plan.device_bytes)}{each}, pages and scratch"),
+        (
+            "Device memory",
+            f"{format_bytes(plan.device_bytes)}{each}, pages of {format_bytes(plan.page_bytes)} and scratch",
+        ),
         ("Budget", " + ".join(format_bytes(b) for b in request.budgets)),
         *hits,
         (

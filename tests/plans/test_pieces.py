@@ -113,6 +113,7 @@ def test_a_plan_gains_nothing_over_itself(analysis, model):
 def test_the_summary_says_the_bytes_of_each_precision(plan):
     said = plan_summary(plan)
     assert said["n_resident_rows"] == plan.resident_rows.size
+    assert said["page_bytes"] == plan.page_bytes
     assert said["bytes_by_precision"] == plan.bytes_by_precision
     assert set(said["bytes_by_precision"]) == {"codes", "rows"}
     schema = REPARTITIONED["content"]["application/json"]["schema"]["properties"]["plan"]

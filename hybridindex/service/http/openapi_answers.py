@@ -66,7 +66,7 @@ def _described(kind: Any) -> Schema:
 
 
 def _plan_summary() -> Schema:
-    counts = ("device_bytes", "n_resident", "n_resident_rows", "n_devices", "batch")
+    counts = ("device_bytes", "page_bytes", "n_resident", "n_resident_rows", "n_devices", "batch")
     numbers = ("slo_ms", "coverage", "coverage_bytes")
     maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms", "predicted_row_faults")
     return closed(
