@@ -27,6 +27,7 @@ __all__ = [
     "ForkedError",
     "GenerationError",
     "HybridIndexError",
+    "IncompleteAnswerError",
     "IndexExistsError",
     "IndexFormatError",
     "InfeasiblePlanError",
@@ -36,6 +37,7 @@ __all__ = [
     "MissingFileError",
     "NoDocumentsError",
     "NoEmbedderError",
+    "NotHeldError",
     "NotWritableError",
     "OutOfBudgetError",
     "OverloadedError",
@@ -156,6 +158,24 @@ class CorruptIndexError(IndexFormatError):
 
 class DamagedListsError(CorruptIndexError):
     """A search needs lists whose bytes turned out to be damaged while they are served. Others are answered."""
+
+    def __init__(self, message: str, *, lists: Sequence[int] = ()) -> None:
+        """``lists``: their ids; none where they are not known here."""
+        super().__init__(message)
+        self.lists = tuple(lists)
+
+
+class IncompleteAnswerError(HybridIndexError):
+    """Nodes that hold lists of a search are away or late, and less was scanned than the search allows."""
+
+    def __init__(self, message: str, *, coverage: float = 0.0) -> None:
+        """``coverage``: fraction of the work that was done, of the query with the least."""
+        super().__init__(message)
+        self.coverage = coverage
+
+
+class NotHeldError(HybridIndexError):
+    """A search, or a peer, needs lists that this share of an index does not hold. Others are answered."""
 
     def __init__(self, message: str, *, lists: Sequence[int] = ()) -> None:
         """``lists``: their ids; none where they are not known here."""

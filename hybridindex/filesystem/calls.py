@@ -59,8 +59,8 @@ _NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 class Call:
     """One call, before it is made."""
 
-    #: Of names: as the functions here. Of files: "open", "create", "read", "write", "truncate", "sync", "map". Of other
-    #: libraries: "sqlite", "faiss", "lock", "parse".
+    #: Of names: as the functions here. Of files: "open", "create", "read", "write", "truncate", "punch", "sync", "map".
+    #: Of other libraries: "sqlite", "faiss", "lock", "parse".
     name: str
     path: str
     #: The new name, where the call gives one.

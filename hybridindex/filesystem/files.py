@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import mmap
@@ -9,6 +10,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +41,15 @@ __all__ = [
 ]
 #: What a read gives a digest at a time.
 _CHUNK_BYTES = 8 << 20
+#: linux/falloc.h: keep the size, punch a hole; Python names neither.
+_PUNCH_HOLE = 0x01 | 0x02
+
+
+@cache
+def _fallocate() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return call
 
 
 class File(io.FileIO):
@@ -63,6 +74,15 @@ class File(io.FileIO):
     def readall(self) -> bytes:
         with performing("read", self._path):
             return super().readall() or b""
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Bytes [offset, offset + nbytes); fewer beyond the end of the file."""
+        with performing("read", self._path):
+            parts = []
+            while nbytes and (part := os.pread(self.fileno(), nbytes, offset)):
+                parts.append(part)
+                offset, nbytes = offset + len(part), nbytes - len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, data: Any, /) -> int:
         """Writes what the system takes; buffers around it write the rest."""
@@ -95,6 +115,22 @@ class File(io.FileIO):
                     if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                         raise
             os.ftruncate(self.fileno(), nbytes)
+
+    def extend(self, nbytes: int) -> None:
+        """Sets a greater length without claiming disk space: what is not written reads as zeros."""
+        with performing("truncate", self._path):
+            os.ftruncate(self.fileno(), nbytes)
+
+    def punch(self, start: int, stop: int) -> bool:
+        """Gives back the disk space of bytes [start, stop), which then read as zeros; the length stays. False: the file
+        system cannot, and nothing has changed."""
+        with performing("punch", self._path):
+            if _fallocate()(self.fileno(), _PUNCH_HOLE, start, stop - start) == 0:
+                return True
+            code = ctypes.get_errno()
+            if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return False
+            raise OSError(code, os.strerror(code))
 
     def cut(self, nbytes: int) -> None:
         """Leaves the first bytes alone."""

@@ -8,6 +8,9 @@ bytes may be put in its place (:meth:`Integrity.mend`): it is then *mended*, and
 change of the quarantine and every byte that turned out to be gone while somebody read it. Where they differ, what was
 read says nothing.
 
+A *share* holds only some of the lists (:mod:`hybridindex.index.share.share`). Those that it does not hold are
+quarantined too, and :attr:`Integrity.absent` tells them from damaged ones.
+
 It knows lists and bytes. Who looks, and where good bytes are, is :mod:`hybridindex.router.devices.scrub`'s.
 """
 
@@ -26,7 +29,14 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import CorruptIndexError, DamagedListsError, FileError
+from hybridindex.errors import (
+    CorruptIndexError,
+    DamagedListsError,
+    FileError,
+    HybridIndexError,
+    NotHeldError,
+)
+from hybridindex.index.storage.generation import refuse_share
 from hybridindex.index.storage.list_digests import U64, digest_part, list_spans
 from hybridindex.index.storage.manifest import LISTS_FILE, Manifest
 from hybridindex.index.storage.mapped_lists import MappedLists
@@ -66,6 +76,7 @@ class Integrity:
         data: U8,
         other_addresses: Sequence[int],
         digests: U64 | None,
+        absent: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """
         Args:
@@ -73,6 +84,7 @@ class Integrity:
             data: the mapped ``lists.bin``.
             other_addresses: of further mappings of it.
             digests: (nlist, 2) uint64 of codes and ids of each list; None: not known yet.
+            absent: (nlist,) bool, of a share: lists that it does not hold.
         """
         self.folder = folder
         self.digests = digests
@@ -87,7 +99,10 @@ class Integrity:
         #: Of these changes: those that :attr:`quarantined` tells of.
         self.seen = 0
         #: (nlist,) bool: lists that nobody may scan; None while there are none. Replaced, never changed.
-        self.quarantined: npt.NDArray[np.bool_] | None = None
+        self.quarantined: npt.NDArray[np.bool_] | None = absent if absent is not None and absent.any() else None
+        #: (nlist,) bool: those of them that this share does not hold, which is no damage; None: it is no share.
+        #: Replaced, never changed.
+        self.absent = absent
         #: Lists that are served from good bytes in the place of damaged ones. Replaced, never changed.
         self.mended: frozenset[int] = frozenset()
         #: (nlist,) bool: lists in whose place a mapping holds zeros.
@@ -117,11 +132,30 @@ class Integrity:
         mask = self.quarantined
         return [] if mask is None else np.flatnonzero(mask).tolist()
 
-    def error(self, lists: Sequence[int]) -> DamagedListsError:
-        """What a search that probes ``lists`` fails with."""
+    def damaged_lists(self) -> list[int]:
+        """Those in quarantine that are held, ascending."""
+        with self._lock:
+            mask, absent = self.quarantined, self.absent
+        if mask is None:
+            return []
+        return np.flatnonzero(mask if absent is None else mask & ~absent).tolist()
+
+    def error(self, lists: Sequence[int]) -> HybridIndexError:
+        """What a search that probes ``lists``, which were in quarantine, fails with: a NotHeldError where it lacks
+        nothing but lists that this share does not hold, else a DamagedListsError."""
+        damaged = list(lists) if self.absent is None else sorted(set(lists).intersection(self.damaged_lists()))
+        missing = sorted(set(lists).difference(damaged))
+        if not damaged:
+            return NotHeldError(
+                f"the search needs {name_lists(missing)} of {LISTS_FILE} in {self.folder.name}, which this share does "
+                "not hold; ask who does, or have this share hold it",
+                lists=missing,
+            )
+        beside = f" (and {name_lists(missing)}, which this share does not hold)" if missing else ""
         return DamagedListsError(
-            f"the search needs {name_lists(lists)} of {LISTS_FILE} in {self.folder.name}, and the bytes there are not "
-            "what was written; restore the file from a copy, which is then noticed, or build the index again",
+            f"the search needs {name_lists(damaged)}{beside} of {LISTS_FILE} in {self.folder.name}, and the bytes "
+            "there are not what was written; restore the file from a copy, which is then noticed, or build the index "
+            "again",
             lists=lists,
         )
 
@@ -131,7 +165,10 @@ class Integrity:
 
         Raises:
             CorruptIndexError: some are damaged, or turned out to be while they were read.
+            UnsupportedIndexError: this is a share.
         """
+        if self.absent is not None:
+            refuse_share(self.folder)
         seen = self.seen  # before what it tells of
         if self.quarantined is None:
             try:
@@ -216,10 +253,21 @@ class Integrity:
 
     def lift(self, lists: Iterable[int]) -> None:
         """These lists, which are whole again, may be scanned again."""
-        lists = list(lists)
+        self._forget(lists := list(lists))
+        self._change(lists, quarantined=False)
+
+    def _forget(self, lists: list[int]) -> None:
         for scanner in list(self.remembering):
             scanner.forget(np.array(lists, dtype=np.int64))
-        self._change(lists, quarantined=False)
+
+    def take(self, lists: Iterable[int]) -> None:
+        """These lists of a share were written, whole, and may be scanned from now on."""
+        self._forget(taken := list(lists))
+        self._change(taken, quarantined=False, absent=False)
+
+    def let_go(self, lists: Iterable[int]) -> None:
+        """From now on this share does not hold these lists; their bytes may go when this returns."""
+        self._change(lists, quarantined=True, absent=True)
 
     def mend(self, list_id: int, codes: bytes, ids: bytes) -> None:
         """Puts good bytes in the place of a list's, in memory. It stays quarantined.
@@ -244,7 +292,8 @@ class Integrity:
             self._gone[:] = False
             self.mended = frozenset()
 
-    def _change(self, lists: Iterable[int], *, quarantined: bool) -> None:
+    def _change(self, lists: Iterable[int], *, quarantined: bool, absent: bool | None = None) -> None:
+        """``absent``: whether a share lacks them from now on; None: as before."""
         changed = np.zeros(len(self.spans), dtype=np.bool_)
         changed[np.fromiter(lists, dtype=np.int64)] = True
         none = np.zeros_like(changed)
@@ -253,6 +302,9 @@ class Integrity:
                 self._replace(changed, none)
             else:  # but for those that were lost meanwhile
                 self._replace(none, changed & ~self._lost())
+            if absent is not None:
+                assert self.absent is not None
+                self.absent = (self.absent | changed) if absent else (self.absent & ~changed)
             self.mapped.count()
             # Only this change: what turned out to be gone meanwhile is caught up with apart.
             self.seen += 1

@@ -32,6 +32,7 @@ from hybridindex.index.pq.distances import page_rows
 from hybridindex.index.pq.form import BLOCK_ROWS, PqForm
 from hybridindex.index.rabitq.codes import RabitqCodes, say_unusable
 from hybridindex.index.rabitq.spec import BLOCK_ROWS as CODED_ROWS
+from hybridindex.index.share.share import Share
 from hybridindex.index.source import find_unusable
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.index.storage.layout import element_bytes, id_slots
@@ -81,10 +82,11 @@ class IVFIndex:
         self.integrity = integrity
         #: What was deleted and added since the generation was written.
         self.live = live
-        #: Codes beside the rows; None where there are none.
+        #: Codes beside the rows; None where there are none, and why although their files are there.
         self.rabitq: RabitqCodes | None = None
-        #: Why there are none although their files are there; else empty.
         self.rabitq_problem = ""
+        #: What of the index is held, and may come and go; None: this is no share, and holds all.
+        self.share: Share | None = None
         #: Attributes of the rows; None where there are none, and why although there should be.
         self.attributes: StoredAttributes | None = None
         self.attributes_problem = ""
@@ -501,9 +503,8 @@ class CodedIndex(IVFIndex):
         self._rows = rows
         self.codes = codes
         self.integrity = rows.integrity
-        self.live = rows.live
-        self.rabitq = codes
-        self.rabitq_problem = ""
+        self.live, self.share = rows.live, rows.share
+        self.rabitq, self.rabitq_problem = codes, ""
         self.path = rows.path
         self.manifest = rows.manifest
         self.list_sizes = rows.list_sizes

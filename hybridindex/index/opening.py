@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, FileError, IndexFormatError, InvalidInputError, NotWritableError
@@ -23,6 +24,8 @@ from hybridindex.index.live.store import LiveStore, open_live
 from hybridindex.index.log.change_log import apart, log_file
 from hybridindex.index.rabitq.codes import check_codes, find_codes
 from hybridindex.index.rewrite import write_copy
+from hybridindex.index.share.record import read_held
+from hybridindex.index.share.share import Share
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import (
@@ -30,16 +33,25 @@ from hybridindex.index.storage.generation import (
     as_path,
     generation_name,
     read_current,
+    refuse_share,
     unreadable,
 )
 from hybridindex.index.storage.going_back import previous_generation, remove_others, switch_back
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
-from hybridindex.index.storage.list_digests import U64, damaged_lists, digest_lists, list_spans, read_digests
+from hybridindex.index.storage.list_digests import (
+    U64,
+    damaged_among,
+    damaged_lists,
+    digest_lists,
+    list_spans,
+    read_digests,
+)
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
     LISTS_FILE,
     MODEL_FILE,
+    SHARE_FILE,
     TABLE_FILE,
     Manifest,
     parse_manifest,
@@ -65,9 +77,10 @@ def save(index: IVFIndex, path: str | Path, *, replace: bool = False, progress: 
     The copy has the same fingerprint, so profiles stay valid; the control store is not copied.
 
     Raises:
-        InvalidInputError: ``path`` exists and is not an index.
+        InvalidInputError: ``path`` exists and is not an index. UnsupportedIndexError: ``index`` is a share.
         IndexExistsError, DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
+    refuse_share(index.integrity.folder)
     with GenerationWriter(as_path(path), replace=replace) as writer:
         write_copy(index, writer, index.manifest.layout, progress or no_progress)
     return open_index(path, verify="quick")
@@ -83,8 +96,8 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def verify(path: str | Path, *, beside: bool = False) -> Manifest:
-    """Check every checksum and every extent of the current generation; needs no faiss. ``beside``: also attributes and
-    codes, which searches can do without.
+    """Check every checksum and every extent of the current generation, of a share those of the lists that it holds;
+    needs no faiss. ``beside``: also attributes and codes, which searches can do without.
 
     Raises:
         CorruptIndexError: names the file that differs.
@@ -151,7 +164,13 @@ def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int
 
 def _verify_generation(generation: Path, *, beside: bool = False) -> Manifest:
     manifest = _read_manifest(generation)
-    table, _ = _check_files(generation, manifest, "full")
+    table, digests = _check_files(generation, manifest, "full")
+    if (held := read_held(generation, manifest)) is not None:
+        damaged = _damaged_of_share(generation, manifest, table, digests, held)
+        if damaged:
+            raise CorruptIndexError(
+                f"{generation / LISTS_FILE} differs from its digests ({name_lists(damaged)}, which the share holds)"
+            )
     LiveStore(generation, manifest)
     if beside:
         attributes, problem = find_attributes(generation, manifest)
@@ -169,6 +188,9 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
     ``verify="full"`` reads all files once (several GB/s from the page cache); "quick" trusts the bytes of ``lists.bin``
     but still checks its size, the manifest, the model and the table. A ``blocks16`` index is converted to ``rows``
     once, with a warning in the log: as a new generation, or in a temporary directory where the index cannot be written.
+
+    Of a share (:attr:`IVFIndex.share`) "full" reads the lists that it holds; those that are damaged are not held, which
+    the log says.
 
     Raises:
         InvalidInputError: there is nothing at ``path``, or ``verify`` is unknown.
@@ -218,6 +240,8 @@ def _unchanged(path: Path, generation: Path) -> bool:
 def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     manifest = _read_manifest(generation)
     table, digests = _check_files(generation, manifest, verify)
+    recorded = read_held(generation, manifest)
+    absent = None if recorded is None else _absent_lists(generation, manifest, table, digests, recorded, verify)
     addresses = []
     try:
         data = map_file(generation / LISTS_FILE)
@@ -231,7 +255,7 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
             addresses = [map_lists(model.ivf, lists, table, code_size=size, nbytes=data.nbytes)]
             model.outer.ntotal = manifest.count
             model.ivf.nprobe = manifest.nprobe
-        integrity = Integrity(generation, manifest, table, data, addresses, digests)
+        integrity = Integrity(generation, manifest, table, data, addresses, digests, absent)
     except OSError as error:
         raise unreadable(error, generation) from error
     except (RuntimeError, ValueError) as error:
@@ -239,6 +263,9 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, open_live(generation, manifest))
     if manifest.layout == "blocks16":
         return _converted(index)
+    if recorded is not None:
+        index.share = Share(manifest, integrity, table, recorded)
+        index.call_on_close(index.share.close)
     index.rabitq, index.rabitq_problem = find_codes(
         generation, manifest, index.list_sizes, lambda: centroids_of(model.ivf), whole=verify == "full"
     )
@@ -276,9 +303,48 @@ def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> tuple[
     _check_size(generation, manifest, LISTS_FILE)
     table = _read_table(generation, manifest)
     digests = read_digests(generation / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
-    if verify == "full":
+    if verify == "full" and not filesystem.exists(generation / SHARE_FILE):
         digests = _check_lists(generation / LISTS_FILE, manifest, table, digests)
     return table, digests
+
+
+def _absent_lists(
+    generation: Path,
+    manifest: Manifest,
+    table: I64,
+    digests: U64 | None,
+    recorded: npt.NDArray[np.bool_],
+    verify: Verify,
+) -> npt.NDArray[np.bool_]:
+    """(nlist,) bool of a share: the lists that it does not hold, by its record, or that are damaged."""
+    if digests is None:
+        raise _without_digests(generation)
+    absent = ~recorded
+    damaged = _damaged_of_share(generation, manifest, table, digests, recorded) if verify == "full" else []
+    if damaged:
+        absent[damaged] = True
+        _LOG.error(
+            "%s: %s differ from their digests, and are not held any more", generation / LISTS_FILE, name_lists(damaged)
+        )
+    return absent
+
+
+def _without_digests(generation: Path) -> CorruptIndexError:
+    return CorruptIndexError(f"{generation / DIGESTS_FILE} of the share is missing, damaged or of another index")
+
+
+def _damaged_of_share(
+    generation: Path, manifest: Manifest, table: I64, digests: U64 | None, held: npt.NDArray[np.bool_]
+) -> list[int]:
+    """The lists that a share holds and that are not what was written."""
+    if digests is None:
+        raise _without_digests(generation)
+    file = generation / LISTS_FILE
+    try:
+        spans = list_spans(table, manifest.code_size, manifest.layout)
+        return damaged_among(file, spans, digests, np.flatnonzero(held).tolist())
+    except OSError as error:
+        raise unreadable(error, file) from error
 
 
 def _check_size(generation: Path, manifest: Manifest, name: str) -> None:

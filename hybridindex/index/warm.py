@@ -36,7 +36,7 @@ _PAGE = 4096
 class Warmed:
     """What became of one call of :func:`warm_lists`."""
 
-    #: Of the lists that are in memory now, and of all, as they lie in the file.
+    #: Of the lists that are in memory now, and of all that are held, as they lie in the file.
     nbytes: int
     total_bytes: int
     seconds: float
@@ -60,7 +60,7 @@ def _lines(file: str) -> list[str]:
 
 
 def warm_lists(index: IVFIndex, most_bytes: int, order: I64 | None = None) -> Warmed:
-    """Reads lists into memory; returns when they are there.
+    """Reads lists that are held into memory; returns when they are there.
 
     Args:
         most_bytes: what does not fit stays on disk, and the log says so.
@@ -71,8 +71,12 @@ def warm_lists(index: IVFIndex, most_bytes: int, order: I64 | None = None) -> Wa
     _, capacity, offset = index.extents().T
     stops = offset + capacity * (index.code_size + 8)
     lists = np.argsort(offset, kind="stable") if order is None else order
-    ranges = [(0, len(data))]
-    if len(data) > most_bytes:
+    ranges, total = [(0, len(data))], len(data)
+    absent = index.integrity.absent
+    if absent is not None:
+        lists = lists[~absent[lists]]
+        total = int((stops - offset)[~absent].sum())
+    if total > most_bytes or absent is not None:
         lists = lists[np.cumsum((stops - offset)[lists]) <= most_bytes]
         ranges = _ranges(offset[lists], stops[lists])
     wanted = sum(stop - start for start, stop in ranges)
@@ -86,16 +90,16 @@ def warm_lists(index: IVFIndex, most_bytes: int, order: I64 | None = None) -> Wa
             told_s = time.monotonic()
             _log.info("%s: %.1f of %.1f GiB are in memory", index.path, done / 2**30, wanted / 2**30)
     warmed = Warmed(
-        nbytes=done, total_bytes=len(data), seconds=time.monotonic() - started, lists=lists[stops[lists] <= reached]
+        nbytes=done, total_bytes=total, seconds=time.monotonic() - started, lists=lists[stops[lists] <= reached]
     )
-    if done == len(data):
+    if done >= total:
         _log.info("%s: all %d bytes of its lists are in memory after %.2f s", index.path, done, warmed.seconds)
     elif most_bytes > 0:
         _log.warning(
             "%s: %d of the %d bytes of its lists were read into memory; first searches of the others read from disk",
             index.path,
             done,
-            len(data),
+            total,
         )
     return warmed
 

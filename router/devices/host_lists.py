@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridindex.errors import CorruptIndexError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes
 from hybridindex.paging import PageGeometry
@@ -101,7 +102,7 @@ class HostLists:
         quarantined = self._index.integrity.quarantined
         if quarantined is not None:
             lists = lists[~quarantined[lists]]
-        rests = _Rests(self._index.piece_codes, 1.0 if share is None else share, self._stop)
+        rests = _Rests(self._codes_of, 1.0 if share is None else share, self._stop)
         n_pages = self._geometry.pages_for(self._index.list_sizes[lists])
         gave_way, end_s = False, None if limit_s is None else time.monotonic() + limit_s
 
@@ -124,6 +125,15 @@ class HostLists:
             _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
         if report.reason:
             _log.warning("%s; other lists go through the staging buffers", report.reason)
+
+    def _codes_of(self, list_id: int) -> U8:
+        """Of a share, which may let go of the list meanwhile: a copy, proven. Raises CorruptIndexError: it did."""
+        codes, integrity = self._index.piece_codes(list_id), self._index.integrity
+        if integrity.absent is not None:
+            codes = codes.copy()
+            if not integrity.is_good(list_id, 0, self._index.codes_of_pages(list_id, codes.reshape(-1))):
+                raise CorruptIndexError(f"list {list_id} went, or was damaged, while it was copied")
+        return codes
 
     def _hottest_first(self, plan: Plan | None, tiers: Sequence[Tier]) -> I64:
         """The lists that no device holds for the plan, by the accesses that its profile counted; without a plan all, by

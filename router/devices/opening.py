@@ -52,7 +52,10 @@ def device_budgets(plan: Plan | None, config: RouterConfig) -> tuple[int, ...]:
 
 
 def wanted_devices(plan: Plan, index: IVFIndex) -> npt.NDArray[np.int16]:
-    """(n_pieces,) int16: where ``plan`` wants each piece of the lists; -1 = on no device."""
+    """(n_pieces,) int16: where ``plan`` wants each piece of the lists that are held; -1 = on no device."""
+    absent = index.integrity.absent
+    if absent is not None:  # a share has no codes
+        return np.where(absent, np.int16(-1), plan.list_device)
     if index.n_pieces == index.nlist:
         return plan.list_device
     return np.concatenate([plan.list_device, plan.row_device])

@@ -3,7 +3,8 @@
 It reads what scans read: the mapped file, whatever lies in memory for it, copies in page-locked memory, and pages of
 devices. A list that differs from its digests is quarantined at once. Then its bytes are looked for elsewhere
 (:mod:`hybridindex.router.devices.good_copies`). Found, they take the place of the damaged ones in memory, and the list
-is scanned again; the file stays damaged. Where the file is whole again, it is mapped again.
+is scanned again; the file stays damaged. Where the file is whole again, it is mapped again. A share's lists that are
+damaged are not mended: who fills it gives them anew. Lists that it does not hold are not read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import xxhash
 
 from hybridindex import filesystem
 from hybridindex.index.integrity import name_lists
+from hybridindex.index.share.ranges import ranges_of
 from hybridindex.index.warm import available_bytes
 from hybridindex.processes import OfOneProcess
 from hybridindex.router.devices.good_copies import GoodCopies
@@ -120,7 +122,7 @@ class Scrub(OfOneProcess):
             passes=self._passes,
             nbytes=self._nbytes,
             found=self._found,
-            quarantined=tuple(self._integrity.lists_in_quarantine()),
+            quarantined=tuple(self._integrity.damaged_lists()),
             mended=tuple(sorted(self._integrity.mended)),
             unknown=self._unknown,
         )
@@ -246,34 +248,40 @@ class Scrub(OfOneProcess):
 
     def _look_at_piece(self, number: int, rest: _Rest) -> None:
         first, last = self._pieces[number], self._pieces[number + 1]
-        spans = self._integrity.spans
         state = xxhash.xxh3_64()
-        start, stop = int(spans[first, 0, 0]), int(spans[last - 1, 1, 1])
-        readable = self._read(state.update, start, stop, rest)
+        parts = self._parts_of(first, last)
+        readable = all(self._read(state.update, start, stop, rest) for start, stop in parts)
         digest = state.intdigest()
         if not readable or digest != self._known.get(number):
             with self._integrity.looking:
                 self._look_at_lists(number, digest if readable else None)
-            rest(stop - start)  # which was read twice
+            rest(sum(stop - start for start, stop in parts))  # which was read twice
         for list_id in self._copies.held(first, last):
             with self._integrity.looking:
                 self._look_at_copies(list_id)
             rest(self._nbytes_of(list_id))
+
+    def _parts_of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where the bytes of lists ``first`` .. ``last - 1`` lie, of a share those of the lists that it holds."""
+        spans, absent = self._integrity.spans, self._integrity.absent
+        runs = [[0, last - first]] if absent is None else ranges_of(~absent[first:last])
+        return [(int(spans[first + start, 0, 0]), int(spans[first + stop - 1, 1, 1])) for start, stop in runs]
 
     # With the lock held
 
     def _look_at_lists(self, number: int, digest: int | None) -> None:
         """Finds the damaged lists of a piece."""
         first, last = self._pieces[number], self._pieces[number + 1]
-        quarantined = self._integrity.quarantined
+        quarantined, absent = self._integrity.quarantined, self._integrity.absent
         lists = range(first, last) if quarantined is None else np.flatnonzero(~quarantined[first:last]) + first
+        n_held = last - first - (0 if absent is None else int(np.count_nonzero(absent[first:last])))
         # Whole after the piece was read: what comes to be damaged meanwhile differs next time.
         damaged = [int(list_id) for list_id in lists if not all(self._integrity.whole(int(list_id)))]
         for list_id in damaged:
             self._save(list_id)
         if damaged:
             self._looked_at = self._state_of_file()
-        if digest is not None and not damaged and len(lists) == last - first:
+        if digest is not None and not damaged and len(lists) == n_held:
             self._known[number] = digest
         else:
             self._known.pop(number, None)
@@ -293,6 +301,8 @@ class Scrub(OfOneProcess):
         if all(integrity.whole(list_id)):
             _log.warning("%s: list %d was damaged in memory and is whole on the disk", integrity.file, list_id)
             self._lift([list_id])
+        elif integrity.absent is not None:
+            _log.error("%s: list %d is damaged, and is not held until it is given anew", integrity.file, list_id)
         elif (lack := self._mend(list_id)) is not None:
             _log.error("%s: list %d is damaged, and searches that probe it fail: %s", integrity.file, list_id, lack)
 
@@ -347,7 +357,7 @@ class Scrub(OfOneProcess):
     def _state_of_file(self) -> object:
         """Changes when the file, or what is known of its damage, does; None while it is not damaged."""
         integrity = self._integrity
-        if integrity.quarantined is None and not integrity.mended:
+        if not integrity.mended and (integrity.quarantined is None or not integrity.damaged_lists()):
             return None
         try:
             found = filesystem.stat(integrity.file)
@@ -364,7 +374,7 @@ class Scrub(OfOneProcess):
         if integrity.digests is None:
             return
         state = self._state_of_file()
-        damaged = sorted({*integrity.lists_in_quarantine(), *integrity.mended})
+        damaged = sorted({*integrity.damaged_lists(), *integrity.mended})
         n_whole = 0
         for list_id in damaged:
             n_whole += integrity.whole_in_file(list_id)
@@ -380,7 +390,7 @@ class Scrub(OfOneProcess):
                 if all(integrity.whole(list_id)):
                     _log.warning("%s: list %d is whole again", integrity.file, list_id)
                     self._lift([list_id])
-                else:
+                elif integrity.absent is None:
                     self._mend(list_id)
             rest(self._nbytes_of(list_id))
 

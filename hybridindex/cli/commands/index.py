@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Group
 from rich.table import Table
@@ -34,7 +35,9 @@ from hybridindex.index.changes.snapshots import restore as restore_snapshot
 from hybridindex.index.changes.snapshots import snapshot as write_snapshot
 from hybridindex.index.compress import check_asked
 from hybridindex.index.inputs.matrices import VECS
+from hybridindex.index.integrity import name_lists
 from hybridindex.index.rabitq.spec import CandidateTable
+from hybridindex.index.share.record import read_held
 from hybridindex.index.storage.beside import missing_shared
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
@@ -77,7 +80,7 @@ class InputOptions:
 def describe(index: hx.Index) -> dict[str, Any]:
     """What ``build``, ``import`` and ``verify`` answer about an index."""
     sizes = index.list_sizes
-    codes = index.ivf.rabitq
+    codes, share = index.ivf.rabitq, index.ivf.share
     return {
         "path": index.path,
         "fingerprint": index.fingerprint,
@@ -93,12 +96,24 @@ def describe(index: hx.Index) -> dict[str, Any]:
         "list_size_min": int(sizes.min()),
         "list_size_median": float(sorted(sizes.tolist())[len(sizes) // 2]),
         "list_size_max": int(sizes.max()),
+        "share_lists": None if share is None else int(share.held.sum()),
+        "share_bytes": None if share is None else share.held_bytes,
         "rabitq_bits": None if codes is None else codes.spec.bits,
         "rabitq_bytes": None if codes is None else codes.spec.file_bytes,
         "rabitq_problem": index.ivf.rabitq_problem or None,
         "attributes": index.attributes or None,
         "attributes_problem": index.ivf.attributes_problem or None,
     }
+
+
+def _share_problem(opened: hx.Index) -> str | None:
+    """Lists that a share should hold and that are damaged; None: there are none."""
+    share, rows = opened.ivf.share, opened.ivf.rows
+    recorded = None if share is None else read_held(rows.integrity.folder, rows.manifest)
+    if share is None or recorded is None:
+        return None
+    damaged = np.flatnonzero(recorded & ~share.held).tolist()
+    return f"{name_lists(damaged)} of the share are damaged: have it hold them anew" if damaged else None
 
 
 def index_table(facts: dict[str, Any], title: str) -> Table:
@@ -494,15 +509,18 @@ def register(app: typer.Typer) -> None:
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
             facts["attributes_problem"] = _attribute_problem(opened)
+            facts["share_problem"] = _share_problem(opened)
             facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
         facts["snapshot_problem"] = _snapshot_problem(index)
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
         damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
+        damaged += [] if facts["share_problem"] is None else ["the share has damaged lists"]
         lost = missing_shared(opened.ivf.rows.integrity.folder)
         damaged += [f"{name} is gone, and with it the texts of the rows" for name in lost]
         damaged += [] if facts["snapshot_problem"] is None else ["it is not what the snapshot was"]
-        title = "; ".join(damaged) or "all checksums match"
+        whole = "all checksums match" if facts["share_lists"] is None else "a share: all checksums of its lists match"
+        title = "; ".join(damaged) or whole
         payload = {**facts, "store_problems": problems, "ok": not damaged}
         emit(payload, as_json=json, table=index_table(facts, title))
         if facts["store_unread"]:

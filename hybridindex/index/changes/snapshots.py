@@ -29,7 +29,7 @@ from hybridindex.index.opening import verify
 from hybridindex.index.storage.beside import copy_shared, shared_stands_still
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current
+from hybridindex.index.storage.generation import CURRENT_FILE, as_path, point, read_current, refuse_share
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from hybridindex.index.storage.signed_json import parse_signed, render_signed
 
@@ -84,12 +84,14 @@ def snapshot(
         beside: copies what lies beside the generations, from ``path`` to ``to``, before it is an index.
 
     Raises:
-        InvalidInputError: there is no index, or ``to`` holds something. IndexExistsError: ``to`` holds an index.
+        InvalidInputError: there is no index, or ``to`` holds something. UnsupportedIndexError: it is a share.
+        IndexExistsError: ``to`` holds an index.
         CorruptIndexError: the log of changes is damaged. BuildError, DiskFullError: nothing was left behind.
     """
     path, to = as_path(path), as_path(to, "to")
     if path.resolve() in to.resolve().parents:
         raise InvalidInputError(f"to is {str(to)!r}, within the index; expected a directory elsewhere")
+    refuse_share(read_current(path))
     earlier = None if previous is None else read_current(as_path(previous, "previous"))
     return _written(path, to, earlier, beside, progress or no_progress)
 

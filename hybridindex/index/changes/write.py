@@ -30,6 +30,7 @@ from hybridindex.index.live.state import LiveState
 from hybridindex.index.live.waiting import Coming
 from hybridindex.index.log.change import Change, no_ids, no_rows
 from hybridindex.index.source import VectorSource, check_ids_argument
+from hybridindex.index.storage.generation import refuse_share
 from hybridindex.processes import short_switch_interval
 from hybridindex.types import I64, U8
 
@@ -77,7 +78,8 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
 
     Raises:
         DuplicateIdError: an id is there, or given twice. InvalidInputError: names what is wrong.
-        UnsupportedIndexError: the codec takes no rows. DamagedListsError: ids of some lists cannot be read.
+        UnsupportedIndexError: the codec takes no rows, or this is a share.
+        DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
     """
     with index.rows.live.coming() as coming:
@@ -151,12 +153,14 @@ def delete(index: IVFIndex, ids: Any = None, where: str | None = None, *, sync: 
 
     Raises:
         InvalidInputError: neither or both are given, they are no integers, or the condition is none.
-        DamagedListsError: ids of some lists cannot be read.
+        UnsupportedIndexError: the index is a share. DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError, NotWritableError:
             nothing was deleted.
     """
     index = index.rows
     index.mapped_model()  # is it open?
+    if index.share is not None:
+        refuse_share(index.integrity.folder)
     if (ids is None) == (where is None):
         raise InvalidInputError("ids and where are both given, or missing; expected one of them")
     given = None if ids is None else np.unique(check_ids("ids", ids))
@@ -186,8 +190,10 @@ def takes_rows(index: IVFIndex) -> bool:
 
 
 def refuse_unwritable(index: IVFIndex) -> None:
-    """Raises UnsupportedIndexError: the index takes no rows, and what does."""
+    """Raises UnsupportedIndexError: the index is a share, or takes no rows, and what does."""
     index.mapped_model()  # is it open?
+    if index.share is not None:
+        refuse_share(index.integrity.folder)
     if not takes_rows(index):
         raise UnsupportedIndexError(
             f"{index.path} has codec {index.codec!r}, whose lists take no single rows; those of flat, fp16, bf16, sq8 "

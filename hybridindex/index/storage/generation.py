@@ -42,7 +42,14 @@ from hybridindex.errors import (
     io_cure,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
-from hybridindex.index.storage.manifest import CHANGE_LOG, DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
+from hybridindex.index.storage.manifest import (
+    CHANGE_LOG,
+    DIGESTS_FILE,
+    MANIFEST_FILE,
+    SHARE_FILE,
+    Manifest,
+    render_manifest,
+)
 from hybridindex.index.storage.standing import describe_standing, find_daemon
 from hybridindex.processes import KeptLock, lock_file
 
@@ -60,6 +67,7 @@ __all__ = [
     "point",
     "previous_name",
     "read_current",
+    "refuse_share",
     "remove_generations",
     "unfinished",
     "unreadable",
@@ -186,6 +194,10 @@ class OutFile:
         """Set the length and claim its disk space now, so that a full disk shows before the work is done."""
         self._file.reserve(nbytes)
 
+    def extend(self, nbytes: int) -> None:
+        """Set the length, which claims no disk space: what is not written reads as zeros."""
+        self._file.extend(nbytes)
+
     def append(self, data: Any) -> None:
         """Write a C-contiguous buffer after the last one appended."""
         nbytes = memoryview(data).nbytes
@@ -214,6 +226,7 @@ class GenerationWriter:
         *,
         replace: bool = False,
         keep: bool = True,
+        number: int | None = None,
         lock_timeout_s: float = _LOCK_TIMEOUT_S,
         prepare: Callable[[Path], None] | None = None,
         finish: Callable[[Path], None] | None = None,
@@ -223,6 +236,7 @@ class GenerationWriter:
             replace: an index that stands at ``path`` gets a new generation; otherwise it is refused.
             keep: what was replaced stays, until the next replacement or
                 :func:`hybridindex.index.storage.going_back.remove_others`.
+            number: of the generation, where no index stands at ``path``; None: the next one.
             prepare: called with the folder of the generation when all its files are safely on disk; may add others.
             finish: called with the folder of the generation when no further change of the old one can be logged, just
                 before the new one is made current.
@@ -232,6 +246,7 @@ class GenerationWriter:
         self._replace = replace
         self._keep = keep
         self.number = 0
+        self._wanted_number = number
         #: Where the files go until :meth:`commit`.
         self.directory = path
         self._lock_timeout_s = lock_timeout_s
@@ -282,12 +297,14 @@ class GenerationWriter:
                 f"path {str(self.path)!r} holds an index: {standing}; expected a new path, or replace=True "
                 "(--replace), which keeps this one on disk until the new one serves"
             )
+        if self._stood and (name := current_name(self.path)) is not None:
+            refuse_share(self.path / name)
         entries = filesystem.list_folder(self.path)
         for entry in entries:
             if entry.name.startswith(_BUILDING):
                 filesystem.discard_tree(entry)
         found = (_GENERATION.fullmatch(entry.name) for entry in entries)
-        self.number = 1 + max((int(match[1]) for match in found if match), default=0)
+        self.number = self._wanted_number or 1 + max((int(match[1]) for match in found if match), default=0)
         self.directory = self.path / f"{_BUILDING}{generation_name(self.number)}"
         filesystem.make_folder(self.directory)
 
@@ -305,7 +322,7 @@ class GenerationWriter:
 
     def commit(self, manifest: Manifest) -> None:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
-        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, CHANGE_LOG}:
+        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, CHANGE_LOG, SHARE_FILE}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))
@@ -392,6 +409,19 @@ class GenerationWriter:
         # Others are those of the caller's own input.
         if (self._files or self._stood) and Path(str(error.filename)).is_relative_to(self.path):
             raise cannot_write(error, self.path, old) from error
+
+
+def refuse_share(folder: Path) -> None:
+    """For who copies or changes an index. ``folder``: of a generation.
+
+    Raises:
+        UnsupportedIndexError: it is of a share.
+    """
+    if filesystem.exists(folder / SHARE_FILE):
+        raise UnsupportedIndexError(
+            f"{folder.parent} is a share: it holds only some lists of an index, and is not copied, exported or "
+            "changed; do that with the index that it was made from"
+        )
 
 
 def generation_name(number: int) -> str:

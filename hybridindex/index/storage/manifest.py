@@ -23,6 +23,7 @@ __all__ = [
     "LISTS_FILE",
     "MANIFEST_FILE",
     "MODEL_FILE",
+    "SHARE_FILE",
     "TABLE_FILE",
     "FileEntry",
     "GenerationSpec",
@@ -42,6 +43,8 @@ LISTS_FILE = "lists.bin"
 CHANGE_LOG = "changes.log"
 #: Beside them, and in no manifest: readers of the first version 1 know nothing of it.
 DIGESTS_FILE = "lists.xxh3.npy"
+#: Of a share of an index: which lists it holds (:mod:`hybridindex.index.share.record`); in no manifest.
+SHARE_FILE = "share.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,9 @@ def test_a_batch_that_was_reading_is_searched_again(serve):
         router._served.host.scan_checked = flips_meanwhile
         probed, batches = [], []
         told = {"on_probes": probed.append, "on_batch": batches.append}
-        with router._served.engine._turn:  # one batch: what comes later is refused before it is told its lists
+        with (
+            router._served.engine._turn.of_engine()
+        ):  # one batch: what comes later is refused before it is told its lists
             answers = [router.submit(query, K, NPROBE, **told) for query in QUERIES]
         for row, answer in enumerate(answers):
             if damaged in served.probes[row]:

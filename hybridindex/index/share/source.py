@@ -1,0 +1,131 @@
+"""Where the files and lists of a share come from: an index directory, or another share, on disk. Peers that give them
+over the network are the cluster's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hybridindex import filesystem
+from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, NotHeldError, UnsupportedIndexError
+from hybridindex.index.log.change_log import log_file
+from hybridindex.index.share.record import read_held
+from hybridindex.index.storage.generation import as_path, read_current, unreadable
+from hybridindex.index.storage.layout import check_extents
+from hybridindex.index.storage.list_digests import digest_lists, list_spans, read_digests, render_digests
+from hybridindex.index.storage.manifest import (
+    DIGESTS_FILE,
+    LISTS_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    TABLE_FILE,
+    parse_manifest,
+)
+
+__all__ = ["FolderSource", "ListSource"]
+
+
+class ListSource(Protocol):
+    """Gives the files of an index and the bytes of its lists. Who takes them proves them."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """``manifest.json``, ``model.faiss``, ``lists.idx.npy`` and ``lists.xxh3.npy``, by these names."""
+        ...
+
+    def read(self, lists: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
+        """List id, codes and ids of each of ``lists``, each once, in any order.
+
+        Raises:
+            NotHeldError: the source does not hold some of them.
+        """
+        ...
+
+
+class FolderSource:
+    """The current generation of the index, or share, at a path; it stays that one. One thread at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        """
+        Raises:
+            InvalidInputError, UnsupportedIndexError, CorruptIndexError, UnreadableIndexError: no index can be read.
+        """
+        self._folder = folder = read_current(as_path(path))
+        try:
+            self._raw_manifest = filesystem.read_bytes(folder / MANIFEST_FILE)
+            self._manifest = manifest = parse_manifest(self._raw_manifest, str(folder / MANIFEST_FILE))
+            table = filesystem.read_array(folder / TABLE_FILE)
+        except FileError as error:
+            raise unreadable(error, folder) from error
+        except (ValueError, EOFError) as error:
+            raise CorruptIndexError(f"{folder / TABLE_FILE} cannot be read: {error}") from error
+        check_extents(
+            table,
+            nlist=manifest.nlist,
+            count=manifest.count,
+            code_size=manifest.code_size,
+            layout=manifest.layout,
+            file_bytes=manifest.files[LISTS_FILE].size,
+        )
+        self._spans = list_spans(table, manifest.code_size, manifest.layout)
+
+    def files(self) -> dict[str, bytes]:
+        """As :meth:`ListSource.files`. Where an older version wrote no digests of single lists, they are computed: all
+        of ``lists.bin`` is read.
+
+        Raises:
+            UnsupportedIndexError: rows were added or deleted since the lists were written.
+            CorruptIndexError, UnreadableIndexError: a file is damaged, or cannot be read.
+        """
+        folder, manifest = self._folder, self._manifest
+        if log_file(folder, manifest).read().changes:
+            raise UnsupportedIndexError(
+                f"rows of {folder.parent} were added or deleted since its lists were written, which a share would not "
+                f"know; compact it first: hybridindex compact {folder.parent}"
+            )
+        try:
+            found = {name: filesystem.read_bytes(folder / name) for name in (MODEL_FILE, TABLE_FILE)}
+            return {MANIFEST_FILE: self._raw_manifest, **found, DIGESTS_FILE: self._digests()}
+        except FileError as error:
+            raise unreadable(error, folder) from error
+
+    def _digests(self) -> bytes:
+        folder, digest = self._folder, self._manifest.files[LISTS_FILE].xxh3_128
+        if read_digests(folder / DIGESTS_FILE, digest, len(self._spans)) is not None:
+            return filesystem.read_bytes(folder / DIGESTS_FILE)
+        whole, digests = digest_lists(folder / LISTS_FILE, self._spans)
+        if whole != digest:
+            raise CorruptIndexError(f"{folder / LISTS_FILE} differs from its checksum in the manifest")
+        return render_digests(whole, digests)
+
+    def read(self, lists: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
+        """As :meth:`ListSource.read`, in the order of ``lists``.
+
+        Raises:
+            InvalidInputError: there is no such list. NotHeldError: this is a share that does not hold one.
+            UnreadableIndexError: ``lists.bin`` cannot be read.
+        """
+        wanted = np.asarray(lists, dtype=np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self._spans):
+            raise InvalidInputError(f"lists is {wanted.min()} to {wanted.max()}; expected 0 to {len(self._spans) - 1}")
+        held = read_held(self._folder, self._manifest)
+        if held is not None and not held[wanted].all():
+            missing = wanted[~held[wanted]].tolist()
+            raise NotHeldError(
+                f"the share {self._folder.parent} does not hold {len(missing)} of the lists", lists=missing
+            )
+        return self._read(wanted.tolist())
+
+    def _read(self, lists: list[int]) -> Iterator[tuple[int, bytes, bytes]]:
+        file = self._folder / LISTS_FILE
+        try:
+            with filesystem.File(file, "r") as lists_file:
+                for list_id in lists:
+                    codes, ids = (
+                        lists_file.read_at(start, stop - start) for start, stop in self._spans[list_id].tolist()
+                    )
+                    yield list_id, codes, ids
+        except FileError as error:
+            raise unreadable(error, file) from error
