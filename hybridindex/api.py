@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hybridindex.index.rabitq.spec import RabitqSpec
     from hybridindex.index.source import VectorSource
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.remote.remote_lists import RemoteLists
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
 
@@ -370,6 +371,7 @@ class Index:
         config: RouterConfig | None = None,
         llm: LLMProfile | None = None,
         follow: bool = True,
+        remote: RemoteLists | None = None,
         **settings: Unpack[RouterOptions],
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index.
@@ -381,13 +383,14 @@ class Index:
             llm: whose measured step times are the windows of lookahead; None: the plan's.
             follow: when the index was compacted, here or by another process, the router serves the new generation, by
                 a plan for the same request. False: it keeps the one that it has, and sees all changes.
+            remote: as :class:`hybridindex.router.Router`; such a router does not follow.
             settings: fields of ``config``, which they and ``devices`` override.
         """
         from hybridindex.router.router import Router
 
         config = config or RouterConfig()
         chosen = config.devices if devices is None else devices
-        router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
+        router = Router(self._ivf, plan=plan, config=config, llm=llm, remote=remote, devices=chosen, **settings)
         measured = router.host_scanner if plan is None else plan.analysis.profile.scanner
         if router.host_scanner != measured:
             same = plan is not None and plan.index_fingerprint == router.index_fingerprint
@@ -404,7 +407,7 @@ class Index:
                 router.config.rows,
                 "with" if plan.request.row_cache_bytes is None else "without",
             )
-        if follow:
+        if follow and remote is None:
             self._following.add(router)
         return router
 

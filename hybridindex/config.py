@@ -489,6 +489,9 @@ class SearchParams:
     where: str | None = None
     #: Instead of these: what :meth:`hybridindex.router.Router.filter` made of them.
     row_filter: Any = field(default=None, compare=False)
+    #: In a cluster, the least fraction of each query's work, 0 < x <= 1, that an answer may rest on where nodes are
+    #: away or late. None: all of it, or an error.
+    allow_partial: float | None = None
 
     @property
     def names_rows(self) -> bool:
@@ -512,6 +515,8 @@ class SearchParams:
             _set(self, "allow_ids", check_ids("allow_ids", self.allow_ids))
         if self.deny_ids is not None:
             _set(self, "deny_ids", check_ids("deny_ids", self.deny_ids))
+        if self.allow_partial is not None:
+            _set(self, "allow_partial", check_number("allow_partial", self.allow_partial, 1))
         if self.row_filter is not None and self.names_rows:
             raise InvalidInputError("row_filter is given with allow_ids, deny_ids or where; expected it alone")
 

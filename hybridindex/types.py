@@ -85,6 +85,9 @@ class SearchResult:
     nprobe_used: I32
     #: (n,) float32: fraction of each query's scan work (bytes) that resident lists served.
     hit_rate: F32
+    #: (n,) float32: fraction of each query's scan work that was done, where a part of an answer was allowed and is all
+    #: that could be had. None: everything was done.
+    coverage: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

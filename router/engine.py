@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,13 @@ from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, find_instead, scan_added
-from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
-from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
+from hybridindex.router.batch.batch import Batch, Request, RowsAt, given_probes
+from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.replies import BlockingReply
 from hybridindex.router.batch.reports import BatchReports
-from hybridindex.router.batch.split import HOST, ProbePart, split_probes
+from hybridindex.router.batch.split import HOST, ProbePart, split_among_nodes, split_probes
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport
 from hybridindex.router.devices.added_on_devices import AddedOnDevices
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
@@ -38,11 +40,17 @@ from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.direct import DirectSearch
 from hybridindex.router.filtered import FilteredSearches, Group
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
+from hybridindex.router.request_queue import RequestQueue
+from hybridindex.router.slots import Slot
 from hybridindex.router.staying import StayingRequests
+from hybridindex.router.turn import Turn
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I32, I64, SearchResult
+
+if TYPE_CHECKING:
+    from hybridindex.router.remote.remote_lists import RemoteChoice, RemoteLists
 
 __all__ = ["Engine"]
 
@@ -51,23 +59,7 @@ _log = logging.getLogger(__name__)
 #: Between looks whether it is idle.
 _LOOK_S = 0.002
 #: Begins a batch: see :meth:`Engine._start`.
-_Start = Callable[[list[Request], Residency, "_Slot", Callable[[Batch], None]], "tuple[Batch, ProbePart | None, float]"]
-
-
-class _Slot:
-    """Permission for one batch to be in flight. Given back once: at its end, or when the host takes over a part."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, slots: queue.SimpleQueue[None]) -> None:
-        self._held = [slots]
-
-    def give_back(self) -> None:
-        try:
-            slots = self._held.pop()
-        except IndexError:
-            return
-        slots.put(None)
+_Start = Callable[[list[Request], Residency, Slot, Callable[[Batch], None]], "tuple[Batch, ProbePart | None, float]"]
 
 
 class Engine:
@@ -80,12 +72,14 @@ class Engine:
         config: RouterConfig,
         filters: RowFilters,
         listeners: Sequence[Callable[[BatchReport], None]],
+        remote: RemoteLists | None = None,
     ) -> None:
         """
         Args:
             filters: what requests' filters were made by.
             wait_for_loads: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
+            remote: asks other nodes of a cluster for lists that are not here; None: all are here.
         """
         self._index = index = parts.index
         self._integrity = index.integrity
@@ -101,13 +95,11 @@ class Engine:
         self._keep_max = codes is None and index.metric == "ip"
         #: (nlist,) int64: bytes that a scan of each list reads.
         self._list_bytes = index.list_bytes
-        self._tiers = parts.tiers
+        self._tiers, self._remote = parts.tiers, remote
         self._residency = parts.residency
         self._stats = parts.stats
         self._pace, self._rerank_pace = parts.host_pace, parts.rerank_pace
         self._wait_for_loads = wait_for_loads
-        #: Most queries in one batch; None: everything that waits and fits (a small cap causes backlogs).
-        self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._reports = BatchReports(parts.stats, listeners)
         self._added = AddedScanner(index, host)
@@ -116,20 +108,13 @@ class Engine:
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
         self._staying = StayingRequests(parts, wait_for_loads, weakly(self, Engine.submit))
-        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        #: Taken from the queue but left for the next batch by the cap.
-        self._held_back: Request | None = None
+        self._waiting = RequestQueue(config.max_batch)
         #: One token for each batch that may still start.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(MAX_BATCHES_IN_FLIGHT):
             self._slots.put(None)
         #: Held while a batch is taken and its host part scanned.
-        self._turn = threading.Lock()
-        #: The engine thread has requests and waits for its turn: no caller goes before it.
-        self._turn_wanted = False
-        #: The one caller's thread that may take the engine thread's place: OpenMP keeps a pool of threads for every
-        #: thread that ever searched.
-        self._stand_in: threading.Thread | None = None
+        self._turn = Turn()
         self._close_lock = threading.Lock()
         self._closed = False
         fall_back = weakly(self, Engine._fall_back)
@@ -174,7 +159,7 @@ class Engine:
         Raises:
             Exception: whatever the search failed with.
         """
-        if self._direct is None or self._reports.listeners or not self._take_turn():
+        if self._direct is None or self._reports.listeners or not self._turn.take(self._is_idle):
             return None
         try:
             found = self._direct.search(queries, k, nprobe, kept, live, spare)
@@ -186,7 +171,7 @@ class Engine:
 
     def _run_here(self, request: Request) -> bool:
         """Executes ``request`` on the calling thread where the engine is idle; False where it is not."""
-        if not self._take_turn():
+        if not self._turn.take(self._is_idle):
             return False
         try:
             before = self._host.adopt_thread() if self._uses_faiss else 0
@@ -202,32 +187,14 @@ class Engine:
         finally:
             self._turn.release()
 
-    def _take_turn(self) -> bool:
-        """Takes the turn for the calling thread where the engine is idle; False where it is not."""
-        if self._turn_wanted or not self._waiting.empty() or not self._turn.acquire(blocking=False):
-            return False
-        try:
-            taken = not self._closed and self._held_back is None and self._may_stand_in()
-        except BaseException:
-            self._turn.release()
-            raise
-        if not taken:
-            self._turn.release()
-        return taken
-
-    def _may_stand_in(self) -> bool:
-        current = threading.current_thread()
-        if self._stand_in is not current:
-            if self._stand_in is not None and self._stand_in.is_alive():
-                return False
-            self._stand_in = current
-        return True
+    def _is_idle(self) -> bool:
+        return self._waiting.empty() and not self._closed
 
     def wait_idle(self, limit_s: float) -> None:
         """Until nothing waits and no batch is under way, for so long at most."""
         ends = time.monotonic() + limit_s
         while time.monotonic() < ends:
-            if self._waiting.empty() and self._held_back is None and self._slots.qsize() == MAX_BATCHES_IN_FLIGHT:
+            if self._waiting.empty() and self._slots.qsize() == MAX_BATCHES_IN_FLIGHT:
                 return
             time.sleep(_LOOK_S)
 
@@ -239,9 +206,11 @@ class Engine:
         """
         with self._close_lock:
             self._closed = True
-            self._waiting.put(None)
+            self._waiting.end()
         self._watchdog.watch_all()
         self._thread.join()
+        if self._remote is not None:
+            self._remote.settle(self.health.policy.stuck_s)
         # For good: after this no caller runs a batch.
         self._turn.acquire()
         left: set[int] = set()
@@ -255,6 +224,7 @@ class Engine:
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
         own = threading.current_thread() is self._thread or self._watchdog.owns_current_thread()
+        own = own or (self._remote is not None and self._remote.owns_current_thread())
         return own or any(device_queue.owns_current_thread() for device_queue in self._device_queues)
 
     # Engine thread
@@ -268,22 +238,19 @@ class Engine:
             _log.exception("the engine stopped")
             with self._close_lock:
                 self._closed = True
-            self._fail_waiting(error)
+            self._waiting.fail(error)
 
     def _run_once(self) -> bool:
         """One batch; False when it was the last."""
-        first = self._held_back or self._waiting.get()
-        self._held_back = None
+        first = self._waiting.get()
         if first is None:
             return False
         requests = [first]
-        self._turn_wanted = True
-        with self._turn:
-            self._turn_wanted = False
+        with self._turn.of_engine():
             try:
                 # Only now the rest: while a turn or a slot is waited for, requests gather and form one larger batch.
                 self._slots.get()
-                last = self._take(requests)
+                last = self._waiting.take(requests)
             except BaseException as error:
                 for request in requests:
                     request.reply.fail(error)
@@ -291,61 +258,35 @@ class Engine:
             self._execute(requests)
         return not last
 
-    def _fail_waiting(self, error: BaseException) -> None:
-        waiting = [self._held_back] if self._held_back is not None else []
-        while True:
-            try:
-                request = self._waiting.get_nowait()
-            except queue.Empty:
-                break
-            if request is not None:
-                waiting.append(request)
-        for request in waiting:
-            request.reply.fail(error)
-
-    def _take(self, requests: list[Request]) -> bool:
-        """Adds everything that waits to the first one, up to the cap; True when the engine should stop afterwards."""
-        n, width = len(requests[0].queries), requests[0].width
-        while True:
-            try:
-                request = self._waiting.get_nowait()
-            except queue.Empty:
-                return False
-            if request is None:
-                return True
-            width = max(width, request.width)
-            if not fits(n, len(request.queries), self._max_batch, width):
-                self._held_back = request
-                return False
-            requests.append(request)
-            n += len(request.queries)
-
     def _execute(self, requests: list[Request]) -> None:
         """Never raises; takes the token of one batch."""
         filtered = [request for request in requests if request.one_by_one]
-        slot = _Slot(self._slots)
-        if not filtered:
-            self._execute_batch(requests, slot, self._start)
-            return
-        if len(filtered) == len(requests):
-            self._execute_filtered(filtered, slot)
-            return
+        slot: Slot | None = Slot(self._slots)
+        given = [request for request in requests if request.given is not None]
+        if filtered or given:
+            requests = [request for request in requests if not request.one_by_one and request.given is None]
         # Devices scan meanwhile.
-        self._execute_batch([request for request in requests if not request.one_by_one], slot, self._start)
-        self._execute_filtered(filtered, None)
+        for batch, start in ((requests, self._start), (given, self._start_given)):
+            if batch:
+                self._execute_batch(batch, slot or self._next_slot(), start)
+                slot = None
+        if filtered:
+            self._execute_filtered(filtered, slot)
 
-    def _execute_filtered(self, requests: Sequence[Request], slot: _Slot | None) -> None:
+    def _next_slot(self) -> Slot:
+        self._slots.get()
+        return Slot(self._slots)
+
+    def _execute_filtered(self, requests: Sequence[Request], slot: Slot | None) -> None:
         """What devices have a part of goes to them first. ``slot``: of a batch; None: one is waited for."""
         clock = BatchClock()
         list_device = self.health.list_device(self._residency.current)
         groups = self._filtered.choose(requests, clock, list_device)
         shared = self._filtered.for_devices(groups, list_device)
         if shared:
-            if slot is None:
-                self._slots.get()
-                slot = _Slot(self._slots)
             start = partial(self._start_masked, shared, clock)
-            self._execute_batch([request for group in shared for request in group.requests], slot, start)
+            requests = [request for group in shared for request in group.requests]
+            self._execute_batch(requests, slot or self._next_slot(), start)
         elif slot is not None:
             slot.give_back()
         for group in groups:
@@ -359,7 +300,7 @@ class Engine:
         nprobe = requests[0].nprobe
         self._reports.tell(requests, clock, clock.times(), n_queries=n, nprobe=nprobe, candidates=n_rows)
 
-    def _execute_batch(self, requests: list[Request], slot: _Slot, start: _Start) -> None:
+    def _execute_batch(self, requests: list[Request], slot: Slot, start: _Start) -> None:
         """``start``: begins the batch, or raises and leaves that to nobody."""
         lease: Lease | None = None
 
@@ -385,12 +326,18 @@ class Engine:
             return
         if not requests:  # all of them wait
             finished()
-        if host_part is None:
-            return
+        if host_part is not None:
+            self._scan_host_part(batch, host_part, chosen_s)
+        if batch.asks_others:
+            # They may wait for a batch of theirs that we scan a part of.
+            slot.give_back()
+
+    def _scan_host_part(self, batch: Batch, host_part: ProbePart, chosen_s: float) -> None:
+        """``chosen_s``: when its lists were known."""
         scanned = False
         try:
             # Slices pay only where some queries can leave early: where another request shares the batch.
-            scanned = self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+            scanned = self._scan_host(batch, host_part, early=self._early_dispatch and len(batch.requests) > 1)
         finally:
             batch.end_scan()
         if scanned:
@@ -401,7 +348,7 @@ class Engine:
             self._wait_for_loads.note_host(host_part.total_bytes, took_s)
 
     def _start(
-        self, requests: list[Request], residency: Residency, slot: _Slot, finished: Callable[[Batch], None]
+        self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None, float]:
         """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over.
 
@@ -414,7 +361,9 @@ class Engine:
         probes, coarse = self._host.quantize(self._index, batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
-        damaged = self._integrity.quarantined
+        not_here = damaged = self._integrity.quarantined
+        if self._remote is not None:
+            damaged = None  # other nodes may have them
         if damaged is not None or any(request.may_wait for request in requests):
             left = np.ones(len(batch), dtype=np.bool_)
             if damaged is not None:
@@ -427,12 +376,35 @@ class Engine:
                 batch.begin_as(whole)
                 probes, coarse = probes[left, : batch.nprobe], coarse[left, : batch.nprobe]
         if len(requests) > 1 or requests[0].deadline_s is not None:
-            self._staying.limit_probes(batch, probes, list_device)
+            self._staying.limit_probes(batch, probes, list_device, not_here)
         if self._codes is not None:
             coarse = self._codes.centre_products(batch.queries, probes, coarse)
-        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s)
+        choice = None
+        if self._remote is not None and not_here is not None:
+            choice = self._remote.choose(probes, not_here)
+        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s, choice)
         scan_added(batch, lambda: find_added(self._added, batch, probes))
         return batch, host_part, quantized_s
+
+    def _start_given(
+        self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
+    ) -> tuple[Batch, ProbePart | None, float]:
+        """:meth:`_start` of requests that say their lists, all of which have to be here."""
+        batch, chosen_s = self._batch_of(requests), time.perf_counter()
+        probes, coarse = given_probes(batch)
+        damaged = self._integrity.quarantined
+        if damaged is not None:
+            left = np.ones(len(batch), dtype=np.bool_)
+            self._staying.refuse_damaged(batch, requests, probes, damaged, left)
+            if not requests:
+                return batch, None, chosen_s
+            if not left.all():
+                whole, batch = batch, self._batch_of(requests)
+                batch.begin_as(whole)
+                probes, coarse = given_probes(batch)
+        list_device = self.health.list_device(residency)
+        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
+        return batch, host_part, chosen_s
 
     def _start_masked(
         self,
@@ -440,7 +412,7 @@ class Engine:
         clock: BatchClock,
         requests: list[Request],
         residency: Residency,
-        slot: _Slot,
+        slot: Slot,
         finished: Callable[[Batch], None],
     ) -> tuple[Batch, ProbePart | None, float]:
         """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile."""
@@ -458,18 +430,28 @@ class Engine:
         coarse: F32,
         list_device: npt.NDArray[np.int16],
         residency: Residency,
-        slot: _Slot,
+        slot: Slot,
         finished: Callable[[Batch], None],
         chosen_s: float,
+        choice: RemoteChoice | None = None,
     ) -> ProbePart | None:
-        """Splits, and hands parts to the devices; the host's part. Raises only before anything was handed over."""
-        requests, nlist = batch.requests, self._index.nlist
-        split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, len(self._tiers))
+        """Splits, and hands parts to the devices and to other nodes; the host's part. Raises only before anything was
+        handed over. ``choice``: who scans what is not here."""
+        requests, nlist, n_devices = batch.requests, self._index.nlist, len(self._tiers)
+        if choice is None:
+            here = split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, n_devices)
+        else:
+            here, split, work, lost = split_among_nodes(
+                probes, coarse, choice.where, list_device[:nlist], self._list_bytes, n_devices
+            )
+            batch.expect(work)
+            batch.lose(np.arange(len(batch), dtype=np.int32), lost)
         batch.clock.note(SPLIT, chosen_s)
         for number, request in enumerate(requests):
             request.tell_probes(probes[batch.rows_of(number)])
-        # Where damage was found, some may be searched again, and were counted.
-        self._reports.count(requests, split, any_again=bool(self._integrity.marks[0]) or batch.masks is not None)
+        # Where damage was found, some may be searched again, and were counted; what other nodes ask, they count.
+        again = bool(self._integrity.marks[0]) or batch.masks is not None or requests[0].given is not None
+        self._reports.count(requests, here, any_again=again)
         if len(list_device) > nlist and self._any_rows(list_device):
             # Takes the batch, which it would else keep alive in a circle.
             def put(device: int, batch: Batch, comparison: Comparison, positions: I64) -> bool:
@@ -484,6 +466,10 @@ class Engine:
         for part in split.parts:
             if part.device == HOST:
                 host_part = part
+            elif part.device >= n_devices:
+                assert self._remote is not None
+                assert choice is not None
+                self._remote.put(batch, part, part.device - n_devices, choice)
             else:
                 self._device_queues[part.device].put(ScanTask(batch, part, residency, slot.give_back))
         return host_part

@@ -24,8 +24,9 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import Warmed
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.processes import OfOneProcess
-from hybridindex.router.batch.batch import FutureReply
+from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.batch.loop_reply import LoopReply
+from hybridindex.router.batch.replies import FutureReply
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import RouterStats, StatsCounter
 from hybridindex.router.devices.opening import wanted_devices
@@ -38,10 +39,11 @@ from hybridindex.router.session import Session, SessionBudgets
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.types import I64, LLMProfile, SearchResult
+from hybridindex.types import F32, I64, LLMProfile, SearchResult
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.remote.remote_lists import RemoteLists
 
 __all__ = ["Router"]
 
@@ -61,6 +63,7 @@ class Router(OfOneProcess):
         plan: Plan | None = None,
         config: RouterConfig | None = None,
         llm: LLMProfile | None = None,
+        remote: RemoteLists | None = None,
         **settings: Unpack[RouterSettings],
     ) -> None:
         """Reads lists into memory, allocates the arenas, copies the plan's lists, and is ready when it returns.
@@ -70,6 +73,8 @@ class Router(OfOneProcess):
             plan: what to keep on the devices; None: nothing.
             config: default :class:`hybridindex.config.RouterConfig`'s own.
             llm: whose measured step times are the windows of lookahead; None: the plan's.
+            remote: of a node of a cluster, asks others for lists that are not here; stays the caller's to close, after
+                the router.
             settings: fields of ``config``, which they override.
 
         Raises:
@@ -82,6 +87,7 @@ class Router(OfOneProcess):
         self.config = config = (config or RouterConfig()).updated(settings)
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
+        self._remote = remote
         self._windows = Windows(config.window_ms, llm, pinned=config.pins_lists)
         self._stats = StatsCounter()
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
@@ -103,7 +109,17 @@ class Router(OfOneProcess):
 
     def _open(self, index: IVFIndex, plan: Plan | None, config: RouterConfig) -> Served:
         self._most_nprobe = max(self._most_nprobe, index.nlist)
-        return Served(index, plan, config, self._windows, self._stats, self.on_batch, self._earlier, self._most_nprobe)
+        return Served(
+            index,
+            plan,
+            config,
+            self._windows,
+            self._stats,
+            self.on_batch,
+            self._earlier,
+            self._most_nprobe,
+            self._remote,
+        )
 
     # Devices and placement
 
@@ -191,6 +207,8 @@ class Router(OfOneProcess):
             one, where devices were given back already. The call may be repeated.
         """
         self._refuse_own_threads("follow")
+        if self._remote is not None:
+            raise RouterError("a node of a cluster serves one generation; start the cluster anew for another")
         for name in ("dim", "metric"):
             if (was := getattr(self.index, name)) != (now := getattr(index, name)):
                 raise InvalidInputError(f"{name} of the other generation is {now}; this router answers {was}")
@@ -257,6 +275,7 @@ class Router(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
     ) -> SearchResult:
         """The k nearest vectors of each query among its ``nprobe`` nearest lists.
 
@@ -274,10 +293,14 @@ class Router(OfOneProcess):
                 compared exactly, on the host, of as many lists as hold as many of the rows that are left as ``nprobe``
                 lists have rows; see :mod:`hybridindex.tiers.host.filtered_scanner`.
             row_filter: instead of them, what :meth:`filter` made of them, for many searches with the same ids.
+            allow_partial: in a cluster, the least fraction of each query's work (0 < x <= 1) that an answer may rest on
+                where nodes are away, or late for ``deadline_ms``; ``coverage`` of the answer says how much was done.
+                Without it such a search is an error.
 
         Raises:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
+            IncompleteAnswerError: less was scanned than ``allow_partial`` asks for.
         """
         params = SearchParams(
             k=k,
@@ -289,6 +312,7 @@ class Router(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
         return on_served(self._current, lambda served: served.searcher.search(queries, params))
 
@@ -305,6 +329,7 @@ class Router(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`search` for asyncio; concurrent calls share batches. ``on_batch``: as :meth:`submit`."""
@@ -318,11 +343,30 @@ class Router(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
 
         def submitted(served: Served) -> LoopReply:
             reply = LoopReply(served.searcher.mailboxes.of_running_loop())
             served.searcher.submit(reply, queries, params, on_batch=on_batch)
+            return reply
+
+        return await on_served(self._current, submitted).future
+
+    async def ascan(self, queries: F32, k: int, given: GivenProbes) -> SearchResult:
+        """The k nearest rows of given lists, all of which have to be here, for another node of the cluster.
+
+        Args:
+            queries: (n, scan_dim) float32, after the index's transforms.
+            given: the lists of each query.
+
+        Raises:
+            NotHeldError: lists are not here. RouterClosedError: after :meth:`close`.
+        """
+
+        def submitted(served: Served) -> LoopReply:
+            reply = LoopReply(served.searcher.mailboxes.of_running_loop())
+            served.searcher.submit_given(reply, queries, k, given)
             return reply
 
         return await on_served(self._current, submitted).future
@@ -340,6 +384,7 @@ class Router(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
         on_probes: Callable[[I64], None] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
@@ -359,6 +404,7 @@ class Router(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
 
         def submitted(served: Served) -> FutureReply:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hybridindex.config import MAX_BATCH_QUERIES, MAX_CANDIDATES, MAX_K, SearchParams, check_count
-from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
+from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError, UnsupportedIndexError
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.batch import BlockingReply, Reply, Request
+from hybridindex.router.batch.batch import GivenProbes, Request
 from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
+from hybridindex.router.batch.replies import BlockingReply, Reply
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.placement import Placement
 from hybridindex.router.engine import Engine
@@ -61,6 +62,7 @@ class Searcher:
         candidates: CandidateCount | None,
         filters: RowFilters,
         most_nprobe: int,
+        one_of_several: bool = False,
     ) -> None:
         """
         Args:
@@ -68,8 +70,10 @@ class Searcher:
             candidates: of searches by codes; None: rows are scanned.
             filters: makes those of the index.
             most_nprobe: calls may ask for so many lists; where there are fewer, all are probed.
+            one_of_several: other nodes of a cluster have lists that are not here.
         """
         self._most_nprobe = most_nprobe
+        self._one_of_several = one_of_several
         self._index = index
         self._engine = engine
         self._placement = placement
@@ -124,11 +128,32 @@ class Searcher:
             request.on_batch = on_batch
             self._engine.submit(request)
 
+    def submit_given(self, reply: Reply, queries: F32, k: int, given: GivenProbes) -> None:
+        """Has given lists scanned, for another node.
+
+        Args:
+            queries: (n, scan_dim) float32, transformed.
+            k: 1..2048.
+
+        Raises:
+            RouterClosedError: the router is closed.
+        """
+        nprobe = given.probes.shape[1]
+        params = SearchParams(k=k, nprobe=nprobe)
+        self._engine.submit(
+            Request(queries=queries, params=params, nprobe=nprobe, kept=k, reply=reply, given=given, again=True)
+        )
+
     def _check(self, queries: Any, params: SearchParams, *, own: bool) -> _Call:
         """``own``: of a copy, where the queries' memory is the caller's."""
         params.check_index(self._most_nprobe)
         prepared = self.prepare(queries, own=own)
         nprobe = self.nprobe if params.nprobe is None else min(params.nprobe, self._index.nlist)
+        if self._one_of_several and (params.row_filter is not None or params.names_rows):
+            raise UnsupportedIndexError(
+                "the search names rows (allow_ids, deny_ids, where or row_filter), which a cluster does not search "
+                "yet; expected none of them, or an index on one machine"
+            )
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)

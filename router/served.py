@@ -40,6 +40,7 @@ from hybridindex.types import I64
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.remote.remote_lists import RemoteLists
 
 __all__ = ["Served", "on_served"]
 
@@ -59,11 +60,13 @@ class Served:
         on_batch: list[Callable[[BatchReport], None]],
         earlier: Collection[str] = (),
         most_nprobe: int = 0,
+        remote: RemoteLists | None = None,
     ) -> None:
         """
         Args:
             earlier: fingerprints of generations whose filters searches may name.
             most_nprobe: lists that searches may ask for, although there are fewer: an earlier generation had them.
+            remote: as of the router.
 
         Raises:
             As :class:`hybridindex.router.router.Router`.
@@ -117,7 +120,7 @@ class Served:
             undo.callback(self.lookahead.close)
             self.placement = Placement(plan, parts, self.lookahead, opening, config)
             filters = RowFilters(index, earlier)
-            self.engine = Engine(parts, self.wait_for_loads, config, filters, on_batch)
+            self.engine = Engine(parts, self.wait_for_loads, config, filters, on_batch, remote)
             undo.pop_all()
         self.searcher = Searcher(
             index,
@@ -128,6 +131,7 @@ class Served:
             candidates=self.candidates,
             filters=filters,
             most_nprobe=max(index.nlist, most_nprobe),
+            one_of_several=remote is not None,
         )
         copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
         self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)

@@ -17,8 +17,8 @@ from hybridindex.config import SearchParams, check_bytes
 from hybridindex.errors import InvalidInputError, RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.processes import OfOneProcess
-from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
+from hybridindex.router.batch.replies import FutureReply, Reply
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.lookahead.list_refs import SessionLists
 from hybridindex.router.served import Served, on_served
@@ -212,6 +212,7 @@ class Session(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use.
 
@@ -229,6 +230,7 @@ class Session(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
         result = on_served(
             self._now,
@@ -252,6 +254,7 @@ class Session(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting, as :meth:`hybridindex.router.Router.submit`.
@@ -273,6 +276,7 @@ class Session(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
 
         def submitted(served: Served) -> FutureReply:
@@ -296,6 +300,7 @@ class Session(OfOneProcess):
         deny_ids: Any = None,
         where: str | None = None,
         row_filter: RowFilter | None = None,
+        allow_partial: float | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`submit` for asyncio; raises what it raises."""
@@ -309,6 +314,7 @@ class Session(OfOneProcess):
             deny_ids=deny_ids,
             where=where,
             row_filter=row_filter,
+            allow_partial=allow_partial,
         )
 
         def submitted(served: Served) -> LoopReply:

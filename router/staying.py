@@ -71,8 +71,15 @@ class StayingRequests:
             else:
                 staying_bytes += int(self._miss_bytes(own, list_device).sum())
 
-    def limit_probes(self, batch: Batch, probes: I64, list_device: npt.NDArray[np.int16]) -> None:
-        """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
+    def limit_probes(
+        self,
+        batch: Batch,
+        probes: I64,
+        list_device: npt.NDArray[np.int16],
+        not_here: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further. ``not_here``: lists
+        that others scan meanwhile."""
         for number, request in enumerate(batch.requests):
             probes[batch.rows_of(number), request.nprobe :] = -1
         # A floor as high as what was asked for leaves nothing to lower.
@@ -80,6 +87,8 @@ class StayingRequests:
         if not any(lowerable):
             return
         miss_bytes = self._miss_bytes(probes, list_device)
+        if not_here is not None:
+            miss_bytes[(probes >= 0) & not_here[probes]] = 0
         total = int(miss_bytes.sum())
         now = time.monotonic()
         for number, request in enumerate(batch.requests):

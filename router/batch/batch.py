@@ -10,16 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import SearchParams
+from hybridindex.errors import IncompleteAnswerError
 from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.integrity import Integrity
@@ -28,91 +28,24 @@ from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.added_there import AddedThere
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added, merge_topk
+from hybridindex.router.batch.replies import Reply
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
 from hybridindex.router.batch.stages import BatchClock, BatchReport
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request", "RowsAt"]
+__all__ = ["Batch", "GivenProbes", "Request", "RowsAt", "given_probes"]
 
 _log = logging.getLogger(__name__)
 
 
-class Reply(Protocol):
-    """Where a request's answer goes. Settled once, from any thread; never raises."""
+class GivenProbes(NamedTuple):
+    """Lists that were chosen elsewhere, where others of the same queries may be scanned."""
 
-    def settle(self, result: SearchResult) -> None: ...
-
-    def announce(self) -> None:
-        """Called after :meth:`settle`, when all requests that are answered together have been settled."""
-
-    def fail(self, error: BaseException) -> None: ...
-
-
-class FutureReply:
-    """For callers that do not wait."""
-
-    __slots__ = ("_on_result", "future")
-
-    def __init__(self, on_result: Callable[[SearchResult], None] | None = None) -> None:
-        """``on_result``: told an answer before anybody who waits for it, unless the future was cancelled."""
-        self.future: Future[SearchResult] = Future()
-        self._on_result = on_result
-
-    def settle(self, result: SearchResult) -> None:
-        self._complete(lambda: self._set(result))
-
-    def announce(self) -> None:
-        pass
-
-    def _set(self, result: SearchResult) -> None:
-        try:
-            if self._on_result is not None:
-                self._on_result(result)
-        finally:
-            self.future.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        self._complete(lambda: self.future.set_exception(error))
-
-    def _complete(self, complete: Callable[[], None]) -> None:
-        """Unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
-        try:
-            if self.future.set_running_or_notify_cancel():
-                complete()
-        except BaseException:  # noqa: BLE001 - even SystemExit from a callback
-            _log.exception("a callback of a search future raised")
-
-
-class BlockingReply:
-    """For one caller that waits: a lock instead of a future, which costs a small batch more than its merge."""
-
-    __slots__ = ("_error", "_result", "_settled")
-
-    def __init__(self) -> None:
-        self._settled = threading.Lock()
-        self._settled.acquire()
-        self._result: SearchResult | None = None
-        self._error: BaseException | None = None
-
-    def settle(self, result: SearchResult) -> None:
-        self._result = result
-        self._settled.release()
-
-    def announce(self) -> None:
-        pass
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._settled.release()
-
-    def wait(self) -> SearchResult:
-        """The answer, or raises the error; once."""
-        self._settled.acquire()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+    #: (n, w) int64, -1 = skip.
+    probes: I64
+    #: (n, w) float32.
+    coarse_distances: F32
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,6 +69,8 @@ class Request:
     #: These places do not suffice; and what of a batch's work devices had, that found this out.
     short: bool = False
     hit_rate: F32 | None = None
+    #: The lists to scan; None: those that are nearest.
+    given: GivenProbes | None = None
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
@@ -240,6 +175,9 @@ class Batch:
         self.masks: RowMasks | None = None
         #: Rows that are compared for filters.
         self.filtered_rows = 0
+        #: (n,) int64 bytes that each query's scans read, and of these what nobody could scan; None: all is scanned.
+        self._work: I64 | None = None
+        self._lost: I64 | None = None
         #: Where devices hold rows of candidates; None: nowhere. Set before :meth:`begin`.
         self.rows_at: RowsAt | None = None
         #: Candidates that devices compared, and parts of comparisons that the host took over from them.
@@ -252,6 +190,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    @property
+    def asks_others(self) -> bool:
+        """Whether other nodes scan a part of it, or nobody does."""
+        return self._lost is not None
 
     @property
     def added_lists(self) -> AddedLists | None:
@@ -275,6 +218,16 @@ class Batch:
             n_rows: that are compared.
         """
         self.masks, self.live, self.clock, self._seen, self.filtered_rows = masks, live, clock, seen, n_rows
+
+    def expect(self, work: I64) -> None:
+        """Other nodes scan a part of it; ``work`` (n,) int64: bytes of all. Before :meth:`begin`."""
+        self._work, self._lost = work, np.zeros(len(self), dtype=np.int64)
+
+    def lose(self, rows: I32, nbytes: I64) -> None:
+        """Nobody scans so many bytes (m,) for ``rows`` (m,). Before they are completed."""
+        with self._lock:
+            assert self._lost is not None, "nothing was expected of other nodes"
+            self._lost[rows] += nbytes
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
@@ -394,6 +347,13 @@ class Batch:
         for number in numbers:
             request, (distances, ids) = self.requests[number], exact or self._best()
             nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
+            coverage = None
+            if self._lost is not None and self._lost[self.rows_of(number)].any():
+                try:
+                    coverage = self._coverage(number)
+                except IncompleteAnswerError as error:
+                    request.reply.fail(error)
+                    continue
             if self._request_of is not None:
                 rows = own = self.rows_of(number)
                 if exact is not None:
@@ -416,9 +376,37 @@ class Batch:
                     continue
                 distances, ids = left
             answered.append(request)
-            request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
+            request.reply.settle(
+                SearchResult(
+                    ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate, coverage=coverage
+                )
+            )
         for request in answered:
             request.reply.announce()
+
+    def _coverage(self, number: int) -> F32:
+        """(n,) fraction of its work that was done for each query of a request.
+
+        Raises:
+            IncompleteAnswerError: it is less than the request allows.
+        """
+        assert self._work is not None
+        assert self._lost is not None
+        rows, allowed = self.rows_of(number), self.requests[number].params.allow_partial
+        coverage = (1.0 - self._lost[rows] / np.maximum(self._work[rows], 1)).astype(np.float32)
+        least = float(coverage.min())
+        if allowed is None:
+            raise IncompleteAnswerError(
+                f"the nodes that answer scanned {least:.3f} of what a query needs; expected all of it, or "
+                "allow_partial where an answer from a part of it is of use",
+                coverage=least,
+            )
+        if least < allowed:
+            raise IncompleteAnswerError(
+                f"the nodes that answer scanned {least:.3f} of what a query needs; allow_partial is {allowed:g}",
+                coverage=least,
+            )
+        return coverage
 
     def _brought_up(self, live: LiveRows, number: int, distances: F32, ids: I64) -> tuple[F32, I64] | None:
         """A request's answer, without the rows that were deleted, with those that were added; None: it is too short."""
@@ -535,3 +523,14 @@ class Batch:
             self._failed, self._error = True, error
             # Before begin(), nobody has an answer.
             return [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
+
+
+def given_probes(batch: Batch) -> tuple[I64, F32]:
+    """(n, p) lists and coarse distances of a batch whose requests all say theirs."""
+    n = len(batch)
+    probes, coarse = np.full((n, batch.nprobe), -1, dtype=np.int64), np.zeros((n, batch.nprobe), dtype=np.float32)
+    for number, request in enumerate(batch.requests):
+        assert request.given is not None
+        rows, width = batch.rows_of(number), request.given.probes.shape[1]
+        probes[rows, :width], coarse[rows, :width] = request.given
+    return probes, coarse

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from hybridindex.router.batch.batch import Reply
+from hybridindex.router.batch.replies import Reply
 from hybridindex.types import SearchResult
 
 __all__ = ["DividedReply"]
@@ -35,6 +35,7 @@ class DividedReply:
     def take(self, rows: slice, answer: SearchResult | BaseException) -> None:
         """Each part once."""
         if not isinstance(answer, BaseException):
+            assert answer.coverage is None, "only searches by codes are divided, and no cluster has codes"
             for name in ("ids", "distances", "nprobe_used", "hit_rate"):
                 getattr(self._result, name)[rows] = getattr(answer, name)
         with self._lock:

@@ -15,7 +15,15 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
 from hybridindex.types import F32, I32, I64
 
-__all__ = ["HOST", "ProbePart", "ProbeSplit", "split_probes", "split_probes_reference"]
+__all__ = [
+    "HOST",
+    "ProbePart",
+    "ProbeSplit",
+    "compact",
+    "split_among_nodes",
+    "split_probes",
+    "split_probes_reference",
+]
 
 #: The tier number of the host; devices count from 0.
 HOST = -1
@@ -94,21 +102,59 @@ def split_probes_reference(
     parts = []
     for tier in range(HOST, n_devices):
         mine = valid & (device == tier)
-        rows = np.flatnonzero(mine.any(axis=1))
-        if len(rows) == 0:
+        if not mine.any():
             continue
+        rows, own, distances = compact(mine, probes, coarse_distances)
         n_parts[rows] += 1
-        width = int(mine.sum(axis=1).max())
-        # A stable sort of "not mine" moves a row's own probes to the front and keeps their order.
-        order = np.argsort(~mine[rows], axis=1, kind="stable")[:, :width]
-        kept = np.take_along_axis(mine[rows], order, axis=1)
-        parts.append(
-            ProbePart(
-                tier,
-                rows.astype(np.int32),
-                np.where(kept, np.take_along_axis(probes[rows], order, axis=1), -1),
-                np.where(kept, np.take_along_axis(coarse_distances[rows], order, axis=1), np.float32(0)),
-                int(work[mine].sum()),
-            )
-        )
+        parts.append(ProbePart(tier, rows, own, distances, int(work[mine].sum())))
     return ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))
+
+
+def compact(mine: npt.NDArray[np.bool_], probes: I64, coarse_distances: F32) -> tuple[I32, I64, F32]:
+    """The rows of (n, p) that have any of ``mine``, and only their own probes and distances, in coarse order, -1 at the
+    end: (m,) int32, (m, w) int64, (m, w) float32."""
+    if len(mine) == 1:
+        own = np.flatnonzero(mine[0])
+        return np.zeros(1, dtype=np.int32), probes[:, own], coarse_distances[:, own]
+    rows = np.flatnonzero(mine.any(axis=1))
+    mine = mine[rows]
+    width = int(mine.sum(axis=1).max())
+    # A stable sort of "not mine" moves a row's own probes to the front and keeps their order.
+    order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
+    kept = np.take_along_axis(mine, order, axis=1)
+    found = np.where(kept, np.take_along_axis(probes[rows], order, axis=1), -1)
+    distances = np.where(kept, np.take_along_axis(coarse_distances[rows], order, axis=1), np.float32(0))
+    return rows.astype(np.int32), found, distances
+
+
+def split_among_nodes(
+    probes: I64,
+    coarse_distances: F32,
+    where: npt.NDArray[np.int16],
+    list_device: npt.NDArray[np.int16],
+    list_bytes: I64,
+    n_devices: int,
+) -> tuple[ProbeSplit, ProbeSplit, I64, I64]:
+    """Splits probes of which other nodes of a cluster scan some.
+
+    Args:
+        where: (n, p) int16: -1 = here, j = node j, -2 = nobody has the list.
+
+    Returns:
+        What is scanned here; the whole, whose parts of node j have the device ``n_devices + j``; and of each query (n,)
+        int64 the bytes of all its probes, and of those that nobody has.
+    """
+    valid = probes >= 0
+    work = np.where(valid, list_bytes[probes], 0)
+    here = split_probes(np.where(where == HOST, probes, -1), coarse_distances, list_device, list_bytes, n_devices)
+    parts, n_parts = list(here.parts), here.n_parts.copy()
+    for node in np.unique(where[valid & (where >= 0)]).tolist():
+        mine = valid & (where == node)
+        rows, own, distances = compact(mine, probes, coarse_distances)
+        n_parts[rows] += 1
+        parts.append(ProbePart(n_devices + node, rows, own, distances, int(work[mine].sum())))
+    total = work.sum(axis=1)
+    on_here = np.where(where == HOST, work, 0).sum(axis=1)
+    hit_rate = (here.hit_rate * on_here / np.maximum(total, 1)).astype(np.float32)
+    whole = ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))
+    return here, whole, total, np.where(valid & (where < HOST), work, 0).sum(axis=1)

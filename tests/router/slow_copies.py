@@ -15,7 +15,7 @@ import pytest
 
 from hybridindex.router import Router
 from hybridindex.router.batch.deadline import PaceEstimator
-from hybridindex.router.engine import Engine
+from hybridindex.router.request_queue import RequestQueue
 
 NPROBE = 8
 #: Seconds after which a test fails that hangs.
@@ -133,8 +133,8 @@ def submitted(way, session, query, **options):
 def one_batch(monkeypatch):
     """What is submitted in the block comes into one batch."""
     held = threading.Event()
-    take = Engine._take
+    take = RequestQueue.take
     with monkeypatch.context() as patched:
-        patched.setattr(Engine, "_take", lambda engine, requests: (held.wait(SOON_S), take(engine, requests))[1])
+        patched.setattr(RequestQueue, "take", lambda waiting, requests: (held.wait(SOON_S), take(waiting, requests))[1])
         yield
         held.set()

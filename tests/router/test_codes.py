@@ -87,7 +87,7 @@ def test_a_request_gets_the_same_bits_whatever_shares_its_batch(index, kernels, 
     parts = [QUERIES[a:b] for a, b in itertools.pairwise(cut)]
     with opened(index, early_dispatch=early, threads=2) as router, router.session() as session:
         alone = [router.search(part, k, nprobe) for part, (_, k, nprobe) in zip(parts, asked, strict=True)]
-        with router._served.engine._turn:  # everything gathers to one batch
+        with router._served.engine._turn.of_engine():  # everything gathers to one batch
             futures = [router.submit(part, k, nprobe) for part, (_, k, nprobe) in zip(parts, asked, strict=True)]
         together = [future.result() for future in futures]
         assert router.stats().largest_batch == cut[-1]
@@ -111,7 +111,7 @@ def test_a_request_gets_the_same_bits_whatever_shares_its_batch(index, kernels, 
 def test_any_mix_of_requests_is_answered_as_by_the_oracle(index, asked, fixed):
     rng = np.random.default_rng(len(asked))
     with opened(index, candidates=fixed, threads=1) as router:
-        with router._served.engine._turn:
+        with router._served.engine._turn.of_engine():
             calls = [(QUERIES[rng.choice(len(QUERIES), n)], k, nprobe) for n, k, nprobe in asked]
             futures = [router.submit(*call) for call in calls]
         for (queries, k, nprobe), future in zip(calls, futures, strict=True):
@@ -146,7 +146,7 @@ def test_a_rerank_that_fails_fails_its_requests_and_not_the_router(index, monkey
             patch.setattr(Reranker, "rerank", lambda *_: (_ for _ in ()).throw(OSError("no row")))
             with pytest.raises(OSError, match="no row"):
                 router.search(QUERIES[:2])
-            with router._served.engine._turn:
+            with router._served.engine._turn.of_engine():
                 futures = [router.submit(QUERIES[:1]) for _ in range(3)]
             assert all(isinstance(future.exception(), OSError) for future in futures)
         assert (router.search(QUERIES[:2]).ids >= 0).all()

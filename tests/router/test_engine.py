@@ -12,7 +12,7 @@ import pytest
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router import Router
-from hybridindex.router.engine import Engine
+from hybridindex.router.request_queue import RequestQueue
 from hybridindex.tiers.contract.residency import Lease
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
@@ -111,7 +111,7 @@ def test_nobody_overtakes_what_waits(index, monkeypatch):
         assert entered.wait(WAIT_S)
         futures = [router.submit(clustered(2, seed=i)) for i in range(3)]
         blocked = [pool.submit(router.search, clustered(1, seed=i)) for i in range(2)]
-        while router._served.engine._waiting.qsize() < 4:  # the engine thread holds the fifth
+        while len(router._served.engine._waiting) < 4:  # the engine thread holds the fifth
             threading.Event().wait(0.001)
         resume.set()
         for future in [first, *blocked]:
@@ -231,13 +231,13 @@ def test_who_waits_for_an_engine_that_stopped_is_told_why(index, monkeypatch):
 
 def test_requests_that_were_taken_when_the_engine_stopped_are_told_why(index, monkeypatch):
     router = Router(index)
-    take = Engine._take
+    take = RequestQueue.take
 
-    def broken(engine, requests):
-        take(engine, requests)
+    def broken(waiting, requests):
+        take(waiting, requests)
         raise RuntimeError("the batch could not be formed")
 
-    monkeypatch.setattr(Engine, "_take", broken)
+    monkeypatch.setattr(RequestQueue, "take", broken)
     with pytest.raises(RuntimeError, match="could not be formed"):
         router.submit(clustered(1)).result(WAIT_S)
     router.close()

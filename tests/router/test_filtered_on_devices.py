@@ -61,7 +61,7 @@ def test_few_rows_are_the_hosts(index):
 
 def waiting(router, calls):
     """Answers of calls that all waited while the engine was busy."""
-    with router._served.engine._turn:
+    with router._served.engine._turn.of_engine():
         futures = [router.submit(*call, **given) for call, given in calls]
     return [future.result(WAIT_S) for future in futures]
 

@@ -165,7 +165,7 @@ def test_the_host_compares_what_no_device_can_as_it_does(one, monkeypatch):
 def test_requests_that_share_a_batch_are_answered_as_alone(one):
     calls = [(QUERIES[:1], 1, 1), (QUERIES[1:4], 10, 8), (QUERIES[4:5], 40, NLIST), (QUERIES[5:9], 3, 3)]
     with Router(one, precision="codes") as alone, opened(one, 2, plan=placed(one, 2, 5)) as router:
-        with router._served.engine._turn:
+        with router._served.engine._turn.of_engine():
             futures = [router.submit(*call) for call in calls]
         for call, future in zip(calls, futures, strict=True):
             assert differences(future.result(WAIT_S), alone.search(*call)) == 0

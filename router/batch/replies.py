@@ -1,0 +1,92 @@
+"""Where answers go: to a future, or to a caller that waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from hybridindex.types import SearchResult
+
+__all__ = ["BlockingReply", "FutureReply", "Reply"]
+
+_log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """Where a request's answer goes. Settled once, from any thread; never raises."""
+
+    def settle(self, result: SearchResult) -> None: ...
+
+    def announce(self) -> None:
+        """Called after :meth:`settle`, when all requests that are answered together have been settled."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class FutureReply:
+    """For callers that do not wait."""
+
+    __slots__ = ("_on_result", "future")
+
+    def __init__(self, on_result: Callable[[SearchResult], None] | None = None) -> None:
+        """``on_result``: told an answer before anybody who waits for it, unless the future was cancelled."""
+        self.future: Future[SearchResult] = Future()
+        self._on_result = on_result
+
+    def settle(self, result: SearchResult) -> None:
+        self._complete(lambda: self._set(result))
+
+    def announce(self) -> None:
+        pass
+
+    def _set(self, result: SearchResult) -> None:
+        try:
+            if self._on_result is not None:
+                self._on_result(result)
+        finally:
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        self._complete(lambda: self.future.set_exception(error))
+
+    def _complete(self, complete: Callable[[], None]) -> None:
+        """Unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
+        try:
+            if self.future.set_running_or_notify_cancel():
+                complete()
+        except BaseException:  # noqa: BLE001 - even SystemExit from a callback
+            _log.exception("a callback of a search future raised")
+
+
+class BlockingReply:
+    """For one caller that waits: a lock instead of a future, which costs a small batch more than its merge."""
+
+    __slots__ = ("_error", "_result", "_settled")
+
+    def __init__(self) -> None:
+        self._settled = threading.Lock()
+        self._settled.acquire()
+        self._result: SearchResult | None = None
+        self._error: BaseException | None = None
+
+    def settle(self, result: SearchResult) -> None:
+        self._result = result
+        self._settled.release()
+
+    def announce(self) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._settled.release()
+
+    def wait(self) -> SearchResult:
+        """The answer, or raises the error; once."""
+        self._settled.acquire()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result

@@ -1,0 +1,171 @@
+"""One other node of the cluster: whether it answers, how long it takes, and what it was asked.
+
+It is *up* while it answers pings, *late* while a scan takes longer there than nearly all do, *silent* after it answered
+nothing for :data:`DOWN_AFTER_S`, and *down* after it refused a connection. Who is late is asked only where nobody else
+can be; who is silent, or is not to serve by the map, only where nobody but such nodes has a list, and not for long: it
+may be busy, or hang. Who is down is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from hybridindex.router.remote.cluster_map import MapNode
+from hybridindex.router.remote.connection import Connections, Exchange
+from hybridindex.router.remote.tail import Tail
+
+__all__ = ["DOWN_AFTER_S", "Peer", "Told"]
+
+_log = logging.getLogger(__name__)
+
+#: Between two pings, and for how long a node may answer nothing. Together below a second.
+PING_EVERY_S = 0.2
+DOWN_AFTER_S = 0.8
+#: Pings that a node answers before it is asked again.
+_TO_COME_BACK = 2
+
+#: Status, body, and what happened instead.
+Told = Callable[[int, bytes, Exception | None], None]
+
+
+class Peer:
+    """Everything on the loop's thread; counts may be read from any."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node: MapNode,
+        key: str | None,
+        tls: ssl.SSLContext | None,
+        *,
+        up: bool = False,
+    ) -> None:
+        """``up``: taken to answer, until it does not."""
+        self.node = node
+        self.tail = Tail()
+        #: It answers; until it did once, it is not asked. And: it did, and says nothing now.
+        self.up, self.silent = up, False
+        #: By the map.
+        self.serves = node.serving
+        #: Scans that are late now.
+        self.n_late = 0
+        #: Scans under way.
+        self.n_open = 0
+        self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
+        self.bytes_asked = 0
+        self._loop = loop
+        self._connections = Connections(loop, node.url, key, tls)
+        self._pings = Connections(loop, node.url, key, tls)
+        self._closed = False
+        self._heard_s = loop.time()
+        self._n_good = _TO_COME_BACK - 1
+        #: Told when it goes down: who waits for it.
+        self._waiting: set[Callable[[Exception], None]] = set()
+        self._task = loop.create_task(self._watch())
+
+    @property
+    def state(self) -> str:
+        """ "down", "silent", "late" or "up"."""
+        if not self.up:
+            return "silent" if self.silent else "down"
+        return "late" if self.n_late else "up"
+
+    def ask(
+        self, target: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None], *, accept: str = ""
+    ) -> None:
+        """``on_down``: told where the node goes down before it answers; until :meth:`forget`."""
+        self._waiting.add(on_down)
+        self._connections.request("POST", target, body, exchange, kind="application/octet-stream", accept=accept)
+
+    def get(self, target: str, exchange: Exchange) -> None:
+        """Asks for something small."""
+        self._connections.request("GET", target, b"", exchange)
+
+    def forget(self, on_down: Callable[[Exception], None]) -> None:
+        """The exchange has ended."""
+        self._waiting.discard(on_down)
+
+    def heard(self) -> None:
+        """It answered something."""
+        self._heard_s = self._loop.time()
+
+    def close(self) -> asyncio.Task[None]:
+        """Ends all connections; what was asked fails. Returns what ends in the loop's next turns."""
+        self._closed = True
+        self._task.cancel()
+        self._end_waits(ConnectionError(f"node {self.node.name} left the map"))
+        self._connections.close()
+        self._pings.close()
+        return self._task
+
+    async def _watch(self) -> None:
+        while True:
+            began = self._loop.time()
+            error = await self._ping()
+            # wait_for forgets a cancellation where its future is done at the same time.
+            if self._closed:
+                return
+            if error is None:
+                self.heard()
+                self._n_good += 1
+                if not self.up and self._n_good >= _TO_COME_BACK:
+                    self._set_up()
+            else:
+                self._n_good = 0
+                # Refused at once, or silent for too long.
+                if not isinstance(error, TimeoutError) or self._loop.time() - self._heard_s > DOWN_AFTER_S:
+                    self._set_down(error)
+                if not isinstance(error, TimeoutError):
+                    self.silent = False
+            await asyncio.sleep(max(0.0, began + PING_EVERY_S - self._loop.time()))
+
+    async def _ping(self) -> Exception | None:
+        """What is wrong with the node."""
+        answered: asyncio.Future[Exception | None] = self._loop.create_future()
+
+        def told(status: int, _body: bytes, error: Exception | None) -> None:
+            if not answered.done():
+                answered.set_result(error or (None if status == 204 else ConnectionError(f"it answers {status}")))
+
+        exchange = Exchange(told, most_bytes=1 << 16)
+        self._pings.request("GET", "/v1/cluster/ping", b"", exchange)
+        try:
+            return await asyncio.wait_for(answered, DOWN_AFTER_S)
+        except TimeoutError:
+            exchange.cancel()
+            return TimeoutError(f"no answer for {DOWN_AFTER_S:g} s")
+
+    def _set_up(self) -> None:
+        self.up, self.silent = True, False
+        _log.info("node %s answers", self.node.name)
+
+    def _set_down(self, error: Exception) -> None:
+        if self.up:
+            self.n_downs += 1
+            self.silent = isinstance(error, TimeoutError)
+            _log.warning("node %s is %s: %s", self.node.name, "silent" if self.silent else "down", error)
+            self._end_waits(error)
+
+    def _end_waits(self, error: Exception) -> None:
+        self.up = False
+        if not self.silent:
+            self._connections.drop_idle()
+        for on_down in list(self._waiting):
+            on_down(error)
+
+    def status(self) -> dict[str, Any]:
+        """For people and metrics."""
+        return {
+            "name": self.node.name,
+            "url": self.node.url,
+            "state": self.state,
+            "asked": self.n_asked,
+            "asked_bytes": self.bytes_asked,
+            "failed": self.n_failed,
+            "hedged": self.n_hedged,
+            "downs": self.n_downs,
+        }

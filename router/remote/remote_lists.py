@@ -1,0 +1,389 @@
+"""Lists that this node does not hold, scanned by the nodes that do: the remote tier of a router's engine.
+
+The engine asks who scans what (:meth:`RemoteLists.choose`), hands over the parts of others (:meth:`RemoteLists.put`),
+and goes on. One thread has an asyncio loop for all connections, timers and pings. It merges what comes and completes
+the batch, as a device's thread does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.config import check_number
+from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.partitioner.nodes.cover import choose_nodes
+from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.merge import empty_topk
+from hybridindex.router.batch.split import ProbePart
+from hybridindex.router.remote.cluster_map import U64, ClusterMap
+from hybridindex.router.remote.peer import Peer
+from hybridindex.router.remote.pieces import NOBODY, Part, Piece
+from hybridindex.types import F64, I64
+
+__all__ = ["RemoteChoice", "RemoteLists"]
+
+_log = logging.getLogger(__name__)
+
+#: Hedges beyond one scan in ten, that may come at once.
+_HEDGE_SHARE, _MOST_HEDGES = 0.1, 20.0
+#: Before a deadline, for what follows the last answer.
+_MARGIN_S = 0.002
+
+
+class _View:
+    """Who holds what, as of one map. Replaced, never changed."""
+
+    __slots__ = ("_turn", "holders", "map", "own", "peers")
+
+    def __init__(self, map_: ClusterMap | None, own: int | None, peers: Sequence[Peer | None], holders: U64) -> None:
+        self.map, self.own, self.peers, self.holders = map_, own, peers, holders
+        self._turn = itertools.count()
+
+    def masks(self) -> tuple[int, int, int]:
+        """Nodes that may be asked: those in time, those that are late, too, and whoever may still answer."""
+        prompt = late = any_ = 0
+        for i, peer in enumerate(self.peers):
+            if peer is None or not (peer.up or peer.silent):
+                continue
+            any_ |= 1 << i
+            if peer.up and peer.serves:
+                late |= 1 << i
+                if not peer.n_late:
+                    prompt |= 1 << i
+        return prompt, late, any_
+
+    def choose(self, probes: I64, here: npt.NDArray[np.bool_], excluded: int = 0) -> npt.NDArray[np.int16]:
+        """(n, p) int16: -1 = here, a node, or :data:`NOBODY`. The less a node promises, the later it is asked."""
+        load = np.array([0.0 if peer is None else peer.n_open for peer in self.peers])
+        turn = next(self._turn)
+        where, before = None, -1
+        for mask in self.masks():
+            usable = mask & ~excluded
+            if where is None:
+                where = self._cover(probes, here, usable, load, turn)
+            elif usable != before and (left := where == NOBODY).any():
+                others = self._cover(np.where(left, probes, -1), here, usable, load, turn)
+                where = np.where(left, others, where)
+            before = usable
+        assert where is not None
+        return where
+
+    def _cover(
+        self, probes: I64, here: npt.NDArray[np.bool_], usable: int, load: F64, turn: int
+    ) -> npt.NDArray[np.int16]:
+        return choose_nodes(probes, here=here, holders=self.holders, usable=usable, own=self.own, load=load, turn=turn)
+
+
+class RemoteChoice:
+    """Who scans the probes of one batch."""
+
+    __slots__ = ("view", "where")
+
+    def __init__(self, view: _View, where: npt.NDArray[np.int16]) -> None:
+        self.view = view
+        #: (n, p) int16: -1 = here, a node, or :data:`NOBODY`.
+        self.where = where
+
+
+class _Nodes:
+    """What pieces ask of one view."""
+
+    def __init__(self, lists: RemoteLists, view: _View) -> None:
+        self._lists, self._view = lists, view
+        self.loop, self.list_bytes = lists.loop, lists.list_bytes
+
+    def peer(self, node: int) -> Peer | None:
+        return self._view.peers[node]
+
+    def choose_again(self, probes: I64, excluded: int) -> npt.NDArray[np.int16]:
+        return self._view.choose(probes, self._lists.nothing_here, excluded)
+
+    def may_hedge(self) -> bool:
+        return self._lists.may_hedge()
+
+
+class _Scan:
+    """One part of one batch. Everything on the loop's thread."""
+
+    def __init__(self, lists: RemoteLists, view: _View, batch: Batch, part: ProbePart, node: int, target: str) -> None:
+        self._lists, self._batch, self._part, self._node = lists, batch, part, node
+        #: (m,) rows that wait.
+        self._open = np.ones(len(part.rows), dtype=np.bool_)
+        shared = Part(_Nodes(lists, view), batch.queries[part.rows], batch.k, keep_max=batch.keep_max, target=target)
+        rows = np.arange(len(part.rows), dtype=np.int32)
+        self._piece = Piece(shared, self, rows, part.probes, part.coarse_distances, 0)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._ended = False
+
+    def start(self) -> None:
+        loop, batch = self._lists.loop, self._batch
+        for number, request in enumerate(batch.requests):
+            if request.params.allow_partial is not None and request.deadline_s is not None:
+                # The loop's clock is the monotonic one.
+                left_s = request.deadline_s - time.monotonic() - _MARGIN_S
+                self._timers.append(loop.call_later(max(0.0, left_s), self._give_up, batch.rows_of(number)))
+        self._timers.append(loop.call_later(self._lists.timeout_s, self._give_up, slice(0, len(batch))))
+        self._piece.start(self._node)
+
+    def done(self, piece: Piece) -> None:
+        assert piece.found is not None
+        distances, ids = piece.found
+        lost = piece.lost
+        rows = self._part.rows
+        if self._open.all():
+            if lost is not None:
+                self._batch.lose(rows, lost)
+            self._batch.complete_part(self._part, distances, ids)
+        elif self._open.any():
+            keep = self._open
+            if lost is not None:
+                self._batch.lose(rows[keep], lost[keep])
+            self._batch.complete(rows[keep], distances[keep], ids[keep])
+        self._end()
+
+    def _give_up(self, batch_rows: slice) -> None:
+        """No longer waits for these rows of the batch."""
+        own = self._part.rows
+        now = self._open & (own >= batch_rows.start) & (own < batch_rows.stop)
+        if self._ended or not now.any():
+            return
+        self._open &= ~now
+        probes = self._part.probes[now]
+        self._batch.lose(own[now], np.where(probes >= 0, self._lists.list_bytes[probes], 0).sum(axis=1))
+        nothing = empty_topk(int(now.sum()), self._batch.k, keep_max=self._batch.keep_max)
+        self._batch.complete(own[now], *nothing)
+        if not self._open.any():
+            self._piece.cancel()
+            self._end()
+
+    def give_up(self) -> None:
+        """Waits for nothing more."""
+        self._give_up(slice(0, len(self._batch)))
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        self._lists.ended(self)
+        self._batch.end_scan()
+
+    def fail(self, error: BaseException) -> None:
+        self._piece.cancel()
+        self._batch.fail(error)
+        self._end()
+
+
+class RemoteLists:
+    """Owner of the thread and of the connections to other nodes. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        name: str,
+        *,
+        key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """
+        Args:
+            index: a share, or a whole index; of which this node is a member.
+            name: this node's, in maps.
+            key: that other nodes ask for.
+            tls: for nodes at ``https``; None: the system's authorities.
+            timeout_s: longest wait for other nodes.
+
+        Raises:
+            InvalidInputError: ``timeout_s`` is no time.
+        """
+        self.timeout_s = check_number("timeout_s", timeout_s, 3600.0)
+        self.name = name
+        self._index = index
+        self._key, self._tls = key, tls
+        self.list_bytes: I64 = index.list_bytes
+        #: (nlist,) bool, all False.
+        self.nothing_here = np.zeros(index.nlist, dtype=np.bool_)
+        self._of = f"{index.fingerprint}.{index.generation}"
+        self._view = _View(None, None, (), np.zeros(index.nlist, dtype=np.uint64))
+        self._here: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        self._scans: set[_Scan] = set()
+        self._tokens = _MOST_HEDGES
+        self._changing = threading.Lock()
+        self._idle = threading.Condition()
+        self._n_open = 0
+        self._closed = False
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-remote", daemon=True)
+        self._thread.start()
+
+    # The map
+
+    @property
+    def map(self) -> ClusterMap | None:
+        """The newest that was applied."""
+        return self._view.map
+
+    def apply(self, map_: ClusterMap) -> bool:
+        """From now on lists are asked of their holders in this map; False: it is older than the one in force.
+
+        Raises:
+            InvalidInputError: it is of another cluster, index or generation.
+        """
+        index = self._index
+        if len(map_.holders) != index.nlist:
+            raise InvalidInputError(f"the map has {len(map_.holders)} lists; the index has {index.nlist}")
+        if (map_.fingerprint, map_.generation) != (index.fingerprint, index.generation):
+            raise InvalidInputError(
+                f"the map is of generation {map_.generation} of index {map_.fingerprint}; this node has generation "
+                f"{index.generation} of {index.fingerprint}"
+            )
+        with self._changing:
+            before = self._view.map
+            if before is not None and before.cluster != map_.cluster:
+                raise InvalidInputError(f"the map is of cluster {map_.cluster}; this node is of {before.cluster}")
+            if before is not None and map_.version <= before.version:
+                return map_.version == before.version
+            asyncio.run_coroutine_threadsafe(self._change(map_), self.loop).result()
+        return True
+
+    async def _change(self, map_: ClusterMap) -> None:
+        known = {peer.node.name: peer for peer in self._view.peers if peer is not None}
+        peers: list[Peer | None] = []
+        for node in map_.nodes:
+            peer = known.pop(node.name, None)
+            if peer is not None and (node.name == self.name or peer.node.url != node.url):
+                peer.close()
+                peer = None
+            if peer is None and node.name != self.name:
+                peer = Peer(self.loop, node, self._key, self._tls)
+            if peer is not None:
+                peer.serves = node.serving
+            peers.append(peer)
+        self._view = _View(map_, map_.index_of(self.name), tuple(peers), map_.holders)
+        for peer in known.values():
+            peer.close()
+
+    # For the engine
+
+    def choose(self, probes: I64, absent: npt.NDArray[np.bool_]) -> RemoteChoice | None:
+        """Who scans (n, p) probes; None: all are here. ``absent`` (nlist,): lists that nobody may scan here."""
+        if not (absent[probes] & (probes >= 0)).any():
+            return None
+        here = self._here
+        if here is None or here[0] is not absent:
+            here = self._here = absent, ~absent
+        view = self._view
+        return RemoteChoice(view, view.choose(probes, here[1]))
+
+    def put(self, batch: Batch, part: ProbePart, node: int, choice: RemoteChoice) -> None:
+        """Has ``node`` scan a part. Completes it, and ends its scan in the batch, on the own thread."""
+        target = f"/v1/cluster/scan?d={batch.queries.shape[1]}&k={batch.k}&of={self._of}"
+        with self._idle:
+            if self._closed:
+                raise RouterClosedError("the connections to other nodes are closed")
+            self._n_open += 1
+        self.loop.call_soon_threadsafe(self._start, choice.view, batch, part, node, target)
+
+    def _start(self, view: _View, batch: Batch, part: ProbePart, node: int, target: str) -> None:
+        scan = None
+        try:
+            self._tokens = min(_MOST_HEDGES, self._tokens + _HEDGE_SHARE)
+            scan = _Scan(self, view, batch, part, node, target)
+            self._scans.add(scan)
+            scan.start()
+        except BaseException as error:  # noqa: BLE001 - nobody may wait for what did not begin
+            _log.exception("a part of a batch of %d queries could not be asked of other nodes", len(batch))
+            if scan is not None:
+                scan.fail(error)
+            else:
+                batch.fail(error)
+                self._count_down()
+                batch.end_scan()
+
+    def ended(self, scan: _Scan) -> None:
+        """On the own thread."""
+        self._scans.discard(scan)
+        self._count_down()
+
+    def _count_down(self) -> None:
+        with self._idle:
+            self._n_open -= 1
+            if not self._n_open:
+                self._idle.notify_all()
+
+    def may_hedge(self) -> bool:
+        """On the own thread."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def settle(self, limit_s: float) -> None:
+        """Until no part is under way; after so long they are given up, and count as not scanned."""
+        with self._idle:
+            if self._idle.wait_for(lambda: not self._n_open, limit_s):
+                return
+        self.loop.call_soon_threadsafe(self._give_up_all)
+        with self._idle:
+            self._idle.wait_for(lambda: not self._n_open)
+
+    def _give_up_all(self) -> None:
+        for scan in list(self._scans):
+            scan.give_up()
+
+    def owns_current_thread(self) -> bool:
+        """Whether the own thread asks, in a callback of an answer."""
+        return threading.current_thread() is self._thread
+
+    # Its end, and what it tells
+
+    def status(self) -> list[dict[str, Any]]:
+        """Of each other node that may be asked."""
+        return [peer.status() for peer in self._view.peers if peer is not None]
+
+    def nobody_has(self) -> I64:
+        """Ids of lists that no node which answers has, this one included."""
+        view = self._view
+        mask = np.uint64(view.masks()[2])
+        absent = self._index.integrity.quarantined
+        if absent is None:
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(absent & (view.holders & mask == 0))
+
+    def close(self) -> None:
+        """Ends the connections and the thread. Not while a router still puts parts."""
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+        self.settle(0.0)
+        asyncio.run_coroutine_threadsafe(self._close_peers(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    async def _close_peers(self) -> None:
+        view, self._view = self._view, _View(None, None, (), self._view.holders)
+        tasks = [peer.close() for peer in view.peers if peer is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # What was aborted tells its protocol in the loop's next turn.
+        await asyncio.sleep(0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()

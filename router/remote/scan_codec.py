@@ -1,0 +1,74 @@
+"""What nodes exchange for one scan: the body of ``POST /v1/cluster/scan?n=&d=&w=&k=`` and its answer.
+
+Little-endian, no padding. Asked: queries (n, d) float32 after the index's transforms, lists (n, w) int32, -1 = skip,
+coarse distances (n, w) float32. Answered: distances (n, k) float32, ids (n, k) int64. The four numbers determine both
+lengths; a body of any other length is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.types import F32, I64
+
+__all__ = ["decode_found", "decode_scan", "encode_found", "encode_scan", "found_bytes", "scan_bytes"]
+
+
+def scan_bytes(n: int, d: int, w: int) -> int:
+    """Length of a question."""
+    return 4 * n * (d + 2 * w)
+
+
+def found_bytes(n: int, k: int) -> int:
+    """Length of an answer."""
+    return 12 * n * k
+
+
+def encode_scan(queries: F32, probes: I64, coarse_distances: F32) -> bytes:
+    """Of queries (n, d), lists (n, w) and coarse distances (n, w)."""
+    return b"".join(
+        (
+            np.ascontiguousarray(queries, dtype="<f4").tobytes(),
+            probes.astype("<i4").tobytes(),
+            np.ascontiguousarray(coarse_distances, dtype="<f4").tobytes(),
+        )
+    )
+
+
+def decode_scan(body: bytes, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:
+    """Queries (n, d), lists (n, w) int64 and coarse distances (n, w), the first and last as views.
+
+    Raises:
+        InvalidInputError: another length, numbers that are not finite, or lists that are none.
+    """
+    if len(body) != scan_bytes(n, d, w):
+        raise InvalidInputError(
+            f"the body has {len(body)} bytes; expected {scan_bytes(n, d, w)} for n={n}, d={d}, w={w}"
+        )
+    queries = np.frombuffer(body, dtype="<f4", count=n * d).reshape(n, d)
+    probes = np.frombuffer(body, dtype="<i4", count=n * w, offset=4 * n * d).reshape(n, w).astype(np.int64)
+    coarse = np.frombuffer(body, dtype="<f4", count=n * w, offset=4 * n * (d + w)).reshape(n, w)
+    if probes.size and (probes.min() < -1 or probes.max() >= nlist):
+        raise InvalidInputError(f"the body names lists outside -1..{nlist - 1}")
+    if not np.isfinite(queries).all() or not np.isfinite(coarse).all():
+        raise InvalidInputError("the body holds numbers that are not finite")
+    return queries, probes, coarse
+
+
+def encode_found(distances: F32, ids: I64) -> bytes:
+    """Of distances and ids (n, k)."""
+    return distances.astype("<f4", copy=False).tobytes() + ids.astype("<i8", copy=False).tobytes()
+
+
+def decode_found(body: bytes, *, n: int, k: int) -> tuple[F32, I64]:
+    """Distances and ids (n, k), which may be changed.
+
+    Raises:
+        InvalidInputError: another length.
+    """
+    if len(body) != found_bytes(n, k):
+        raise InvalidInputError(f"a node's answer has {len(body)} bytes; expected {found_bytes(n, k)}")
+    distances = np.frombuffer(body, dtype="<f4", count=n * k).reshape(n, k)
+    ids = np.frombuffer(body, dtype="<i8", count=n * k, offset=4 * n * k).reshape(n, k)
+    return distances.copy(), ids.copy()
