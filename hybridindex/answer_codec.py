@@ -1,8 +1,8 @@
 """The binary forms of what a daemon and its clients exchange. Little-endian, no padding.
 
 A search answer: a header of 16 bytes (magic ``HIXA``, then version, n, k as uint32), ids (n, k) int64, distances (n, k)
-float32, nprobe_used (n,) int32, hit_rate (n,) float32. The header determines the length; a body of any other length is
-refused.
+float32, nprobe_used (n,) int32, hit_rate (n,) float32; in version 2, which answers from a part of the lists have,
+coverage (n,) float32 besides. The header determines the length; a body of any other length is refused.
 
 Rows that are added: a header of 24 bytes (magic ``HIXR``, then version, n, d, whether there are ids (0 or 1), and the
 length of the JSON part as uint32), vectors (n, d) float32, ids (n,) int64 where there are some, and a JSON object in
@@ -34,6 +34,8 @@ __all__ = [
 ANSWER_TYPE = "application/vnd.hybridindex.answer"
 _MAGIC = b"HIXA"
 _VERSION = 1
+#: With coverage.
+_PARTIAL_VERSION = 2
 _HEADER = struct.Struct("<4sIII")
 
 #: Media type of rows.
@@ -62,13 +64,15 @@ def answer_bytes(n: int, k: int) -> int:
 
 def encode_answer(result: SearchResult) -> bytes:
     n, k = result.ids.shape
+    coverage = result.coverage
     return b"".join(
         (
-            _HEADER.pack(_MAGIC, _VERSION, n, k),
+            _HEADER.pack(_MAGIC, _VERSION if coverage is None else _PARTIAL_VERSION, n, k),
             result.ids.astype("<i8", copy=False).tobytes(),
             result.distances.astype("<f4", copy=False).tobytes(),
             result.nprobe_used.astype("<i4", copy=False).tobytes(),
             result.hit_rate.astype("<f4", copy=False).tobytes(),
+            b"" if coverage is None else coverage.astype("<f4", copy=False).tobytes(),
         )
     )
 
@@ -82,23 +86,28 @@ def decode_answer(body: bytes) -> SearchResult:
     if len(body) < _HEADER.size:
         raise InvalidInputError(f"answer has {len(body)} bytes; expected a header of {_HEADER.size} at least")
     magic, version, n, k = _HEADER.unpack_from(body)
-    if magic != _MAGIC or version != _VERSION:
+    if magic != _MAGIC or version not in (_VERSION, _PARTIAL_VERSION):
         raise InvalidInputError(
-            f"answer starts with {magic!r} version {version}; expected {_MAGIC!r} version {_VERSION}"
+            f"answer starts with {magic!r} version {version}; expected {_MAGIC!r} version {_VERSION} or "
+            f"{_PARTIAL_VERSION}"
         )
-    if len(body) != answer_bytes(n, k):
-        raise InvalidInputError(f"answer has {len(body)} bytes; n {n} and k {k} make {answer_bytes(n, k)}")
+    partial = version == _PARTIAL_VERSION
+    expected = answer_bytes(n, k) + 4 * n * partial
+    if len(body) != expected:
+        raise InvalidInputError(f"answer has {len(body)} bytes; n {n} and k {k} make {expected}")
     at = _HEADER.size
     ids = np.frombuffer(body, "<i8", n * k, at).reshape(n, k)
     at += ids.nbytes
     distances = np.frombuffer(body, "<f4", n * k, at).reshape(n, k)
     at += distances.nbytes
     nprobe_used = np.frombuffer(body, "<i4", n, at)
+    at += nprobe_used.nbytes
     return SearchResult(
         ids=ids,
         distances=distances,
         nprobe_used=nprobe_used,
-        hit_rate=np.frombuffer(body, "<f4", n, at + nprobe_used.nbytes),
+        hit_rate=np.frombuffer(body, "<f4", n, at),
+        coverage=np.frombuffer(body, "<f4", n, at + 4 * n) if partial else None,
     )
 
 

@@ -27,7 +27,7 @@ from hybridindex import filesystem
 from hybridindex.errors import AccessDeniedError, BuildError, FileError, InvalidInputError, cannot_read, cannot_write
 from hybridindex.processes import lock_file
 
-__all__ = ["Caller", "KeyFile", "Keyring", "Role", "StoredKey"]
+__all__ = ["Caller", "KeyFile", "Keyring", "Role", "StoredKey", "new_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def new_key() -> str:
+    """A random one."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
 class KeyFile:
     """The file for commands. A lock orders writers of several processes; readers never see half a file."""
 
@@ -93,7 +98,19 @@ class KeyFile:
             role = Role(role)
         except ValueError:
             raise InvalidInputError(f"role is {role!r}; expected {', '.join(Role)}") from None
-        key = _PREFIX + secrets.token_urlsafe(32)
+        key = new_key()
+        self._add(name, role, key)
+        return key
+
+    def add_known(self, name: str, role: Role, key: str) -> None:
+        """Stores the hash of a key that was made elsewhere, with :func:`new_key`.
+
+        Raises:
+            InvalidInputError: the name is taken.
+        """
+        self._add(name, role, key)
+
+    def _add(self, name: str, role: Role, key: str) -> None:
         made = StoredKey(
             name=name, role=role, sha256=_digest(key), created_at=self._clock().isoformat(timespec="seconds")
         )
@@ -102,7 +119,6 @@ class KeyFile:
             if any(k.name == name for k in keys):
                 raise InvalidInputError(f"name is {name!r}, which has a key; revoke it first or take another name")
             self._write((*keys, made))
-        return key
 
     def revoke(self, name: str) -> None:
         """Removes a key from the file.

@@ -6,6 +6,7 @@ Paths come from here and from nowhere else: no request names a file.
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.service.intake.machine_memory import LEAST_REQUEST_MEMORY
 from hybridindex.store.retention import Retention
 
-__all__ = ["DocumentConfig", "Limits", "ServiceConfig", "check_plan_choice", "is_loopback"]
+__all__ = ["DocumentConfig", "Limits", "NodeConfig", "ServiceConfig", "check_plan_choice", "is_loopback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,34 @@ class DocumentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a daemon is told that serves a share of an index, as a node of a cluster. Nodes show each other the key in
+    HYBRIDINDEX_CLUSTER_KEY of the environment, which needs the role admin."""
+
+    name: Annotated[str | None, Setting(help="This node's, in the cluster; default: it is of none.", flag="--node")] = (
+        None
+    )
+    source: Annotated[
+        Path | None,
+        Setting(help="The whole index, for lists that no other node has.", flag="--node-source", metavar="DIR"),
+    ] = None
+    memory_bytes: Annotated[
+        int | None,
+        Setting(help="Memory that lists may take here; for plans.", flag="--node-memory", is_bytes=True),
+    ] = None
+    ca: Annotated[
+        Path | None,
+        Setting(help="Certificates that those of other nodes are checked with.", flag="--node-ca", metavar="FILE.pem"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise InvalidInputError(f"name is {name!r}; expected 1..64 letters, digits, '.', '_' or '-'")
+        _whole(self, "memory_bytes", 1, 1 << 50, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
     """All that one daemon is told, but for its index and what follows the load."""
 
@@ -191,6 +220,7 @@ class ServiceConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: Limits = field(default_factory=Limits)
     documents: DocumentConfig = field(default_factory=DocumentConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
     #: What stays in the control store.
     retention: Retention = field(default_factory=Retention)
 

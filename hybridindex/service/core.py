@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from hybridindex.api import Index
 from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
+    ReloadError,
     StoreError,
 )
 from hybridindex.plans.current import current_plan_id, make_current
@@ -40,16 +39,18 @@ from hybridindex.service.admission import Admission
 from hybridindex.service.changes.documents import DocumentWriter
 from hybridindex.service.changes.rows import RowWriter
 from hybridindex.service.changes.served_plan import ServedPlan
+from hybridindex.service.cluster.member import Member
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.describe import describe
 from hybridindex.service.intake.machine_memory import default_request_memory
 from hybridindex.service.intake.request_memory import RequestMemory
 from hybridindex.service.reload import Generations
-from hybridindex.service.searches import Observation, SearchRequest, SearchTrace, Traces
+from hybridindex.service.searches import Observation, SearchRequest, SearchTrace, Traces, joined
 from hybridindex.service.serving import (
     MakeRefresher,
     Prepared,
     Serving,
+    member_of,
     open_serving,
     prepare,
     without_paths,
@@ -77,15 +78,6 @@ _RELOAD_ENDS_S = 60.0
 def _load(n: int, width: int) -> int:
     """What ``n`` queries with so large an nprobe, k or number of candidates take of the router's time, in queries."""
     return max(n, n * width // _CELLS_PER_QUERY)
-
-
-def _joined(parts: list[SearchResult]) -> SearchResult:
-    return SearchResult(
-        ids=np.concatenate([part.ids for part in parts]),
-        distances=np.concatenate([part.distances for part in parts]),
-        nprobe_used=np.concatenate([part.nprobe_used for part in parts]),
-        hit_rate=np.concatenate([part.hit_rate for part in parts]),
-    )
 
 
 class Service(OfOneProcess):
@@ -140,10 +132,9 @@ class Service(OfOneProcess):
         self._taken_up: int | None = store.openings
         self._warm = False
         self._closed = False
-        #: Observers that raised.
         #: Large queries and filters are prepared here: a long condition holds nobody up but others.
         self._preparing = ThreadPoolExecutor(2, thread_name_prefix="hybridindex-prepare")
-        self.n_observer_errors = 0
+        self.n_observer_errors = 0  # that raised
 
     @classmethod
     def open(
@@ -201,6 +192,11 @@ class Service(OfOneProcess):
     @property
     def index(self) -> Index:
         return self.generations.current.index
+
+    @property
+    def member(self) -> Member | None:
+        """What connects it to the other nodes of its cluster; None: it is of none."""
+        return member_of(self.index)
 
     @property
     def router(self) -> Router:
@@ -264,6 +260,8 @@ class Service(OfOneProcess):
             options: dict[str, Any] = {}
             if request.candidates is not None:
                 options["candidates"] = request.candidates
+            if request.allow_partial is not None:
+                options["allow_partial"] = request.allow_partial
             options |= request.row_filter
             if trace is not None:
                 trace.admitted()
@@ -291,7 +289,7 @@ class Service(OfOneProcess):
             answered = self.clock()
             if load:
                 self.admission.leave(load)
-        result = parts[0] if len(parts) == 1 else _joined(parts)
+        result = parts[0] if len(parts) == 1 else joined(parts)
         if trace is not None:
             trace.answered(result)
         self._tell(
@@ -471,6 +469,8 @@ class Service(OfOneProcess):
             ReloadError: what serves goes on, and why.
             OverloadedError: a change of the plan or another reload is under way, or the daemon is about to stop.
         """
+        if self.member is not None and not stay:
+            raise ReloadError("a node of a cluster serves one generation; start the cluster anew for another")
         with self.changes.one_change("plan or index"), self._reloading:
             return self.generations.reload(reason, stay=stay)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.types import F32, I64, SearchResult
 
-__all__ = ["Observation", "SearchRequest", "SearchTrace", "Traces"]
+__all__ = ["Observation", "SearchRequest", "SearchTrace", "Traces", "joined"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class SearchRequest:
     min_nprobe: int | None = None
     #: Rows that a search by codes compares exactly.
     candidates: int | None = None
+    #: In a cluster, the least fraction of each query's work that an answer may rest on; None: all of it.
+    allow_partial: float | None = None
     #: (m,) int64 ids that may be answered, and that may not; None: all, and none.
     allow_ids: I64 | None = None
     deny_ids: I64 | None = None
@@ -83,3 +87,21 @@ class Observation:
     @property
     def latency_s(self) -> float:
         return self.queue_s + self.search_s
+
+
+def joined(parts: Sequence[SearchResult]) -> SearchResult:
+    """The answer to queries that were searched in parts."""
+    return SearchResult(
+        ids=np.concatenate([part.ids for part in parts]),
+        distances=np.concatenate([part.distances for part in parts]),
+        nprobe_used=np.concatenate([part.nprobe_used for part in parts]),
+        hit_rate=np.concatenate([part.hit_rate for part in parts]),
+        coverage=_joined_coverage(parts),
+    )
+
+
+def _joined_coverage(parts: Sequence[SearchResult]) -> F32 | None:
+    if all(part.coverage is None for part in parts):
+        return None
+    whole = [np.ones(len(part.ids), np.float32) if part.coverage is None else part.coverage for part in parts]
+    return np.concatenate(whole)

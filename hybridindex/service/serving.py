@@ -32,6 +32,7 @@ from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.precision import without_devices
 from hybridindex.router.router import Router
+from hybridindex.service.cluster.member import Member
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import Settings, Table
 from hybridindex.store.control import ControlStore
@@ -47,6 +48,7 @@ __all__ = [
     "choose_plan",
     "close_serving",
     "look_at",
+    "member_of",
     "open_serving",
     "precision_asked",
     "prepare",
@@ -73,6 +75,14 @@ class ServedIndex(Index):
     def __init__(self, ivf: IVFIndex) -> None:
         super().__init__(ivf)
         self._generation = ivf
+        #: What connects it to other nodes; None: it is of no cluster. Closed with it.
+        self.member: Member | None = None
+
+    def close(self) -> None:
+        """After its routers."""
+        if self.member is not None:
+            self.member.close()
+        super().close()
 
     @property
     def ivf(self) -> IVFIndex:
@@ -145,8 +155,10 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         HybridIndexError: whatever is wrong with the index; or with the store, where a plan of it was named by its id.
     """
     _, codes = look_at(path, config.router)
-    index = ServedIndex(open_index(path).ivf)
+    index, node = ServedIndex(open_index(path).ivf), config.node
     try:
+        if node.name is not None:
+            index.member = Member(index.ivf, node.name, source=node.source, memory_bytes=node.memory_bytes, ca=node.ca)
         store = index.store(config.store_url, required=False)
         try:
             choice = choose_plan(index, config.plan, config, store)
@@ -270,7 +282,9 @@ def open_serving(
         planned = None if choice.plan is None else choice.plan.index_fingerprint
         settings = without_devices(settings, index.ivf, planned)
     # Another generation gets a router of its own here.
-    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan), follow=False)
+    member = member_of(index)
+    remote = None if member is None else member.remote
+    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan), follow=False, remote=remote)
     try:
         refresher = None
         if make_refresher is not None and not on_host:
@@ -289,6 +303,11 @@ def open_serving(
         note=choice.note,
         pending=choice.pending,
     )
+
+
+def member_of(index: Index) -> Member | None:
+    """What connects an index that is served to the other nodes of its cluster."""
+    return index.member if isinstance(index, ServedIndex) else None
 
 
 def close_serving(serving: Serving, *, index: bool = True) -> None:

@@ -204,6 +204,7 @@ def test_statuses_are_errors_and_final(status, kind):
         (409, "plan-conflict", errors.PlanConflictError),
         (409, "reload-failed", errors.ReloadError),
         (503, "damaged-lists", errors.DamagedListsError),
+        (503, "not-held", errors.NotHeldError),
         (503, "no-plan", errors.PlanningError),
     ],
 )

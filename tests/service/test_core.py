@@ -54,7 +54,7 @@ def test_sessions_wait_without_threads(service, queries):
         threads, batches = set(threading.enumerate()), service.router.stats().batches
         waiting = [asyncio.create_task(service.search(request, "me", name)) for name in names]
         # The engine's thread holds one of them.
-        await until(lambda: service.router._served.engine._waiting.qsize() >= n - 1)
+        await until(lambda: len(service.router._served.engine._waiting) >= n - 1)
         assert set(threading.enumerate()) <= threads
         opened.set()
         for result in await asyncio.gather(*waiting):

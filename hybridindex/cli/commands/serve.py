@@ -15,7 +15,7 @@ from hybridindex.cli.setting_options import ConfigFile, RouterOptions, SettingOp
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.update_cycle import UpdatePolicy
-from hybridindex.service.config import DocumentConfig, Limits, ServiceConfig
+from hybridindex.service.config import DocumentConfig, Limits, NodeConfig, ServiceConfig
 from hybridindex.store.retention import Retention
 
 __all__ = ["register"]
@@ -34,6 +34,11 @@ class LimitOptions(SettingOptions):
 @options_of(DocumentConfig, "Documents", tables=("documents",))
 class DocumentOptions(SettingOptions):
     """What embeds documents that come."""
+
+
+@options_of(NodeConfig, "Node of a cluster", tables=("node",))
+class NodeOptions(SettingOptions):
+    """What makes it a node of a cluster."""
 
 
 @options_of(Retention, "Retention", tables=("retention",))
@@ -85,6 +90,7 @@ def register(app: typer.Typer) -> None:
         router: RouterOptions,
         limits: LimitOptions,
         documents: DocumentOptions,
+        node: NodeOptions,
         retention: RetentionOptions,
         watching: RefreshOptions,
         drift: DriftOptions,
@@ -121,7 +127,14 @@ def register(app: typer.Typer) -> None:
         follows |= update.given().get("refresh", {})
         planning = refresh_config(settings, {"refresh": follows})
         make_refresher = refresher_of(settings, planning, asked=other.refresh)
-        given = {**service.given(), **router.given(), **limits.given(), **documents.given(), **retention.given()}
+        given = {
+            **service.given(),
+            **router.given(),
+            **limits.given(),
+            **documents.given(),
+            **node.given(),
+            **retention.given(),
+        }
         if other.tcp is False:
             given["host"] = False
         whole = settings.without("refresh", "indexes").build(ServiceConfig, given)

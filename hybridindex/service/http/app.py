@@ -27,6 +27,7 @@ from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem
 from hybridindex.service.http.routes.changing import Changing
 from hybridindex.service.http.routes.common import Handler, problem_answer
+from hybridindex.service.http.routes.of_cluster import ClusterRoutes
 from hybridindex.service.http.routes.of_daemon import DaemonRoutes
 from hybridindex.service.http.routes.of_documents import DocumentRoutes
 from hybridindex.service.http.routes.of_index import IndexRoutes
@@ -82,7 +83,11 @@ def create_app(
         for prefix in (*(["/v1"] if service is indexes.first else []), f"{INDEXES}{name}")
     ]
     middleware = RequestMiddleware(
-        indexes, next(iter(metrics.values())), keyring, [(group.search, group.service) for group in groups]
+        indexes,
+        next(iter(metrics.values())),
+        keyring,
+        [(group.search, group.service) for group in groups],
+        _between_nodes(indexes.first),
     )
     storage = {name: StorageWatch(service, service.clock) for name, service in indexes.services.items()}
     app = Application(
@@ -115,6 +120,12 @@ def create_app(
     app.add_middleware(middleware.around)
     _describe_all(app, keys=keyring is not None)
     return app
+
+
+def _between_nodes(first: Service | None) -> ClusterRoutes | None:
+    """What other nodes of the first index's cluster ask; None: it is of none."""
+    member = None if first is None else first.member
+    return None if first is None or member is None else ClusterRoutes(first, member)
 
 
 @contextlib.asynccontextmanager

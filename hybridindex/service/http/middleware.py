@@ -36,6 +36,7 @@ _audit = logging.getLogger("hybridindex.audit")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGI = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Key of the :class:`Caller` in a request's scope.
 CALLER = "hybridindex.caller"
@@ -49,6 +50,10 @@ INDEXES = "/v1/indexes/"
 _ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent", "/v1/compact"})
 _DELETE = frozenset({"/v1/vectors/delete", "/v1/documents/delete"})
 _WRITE = frozenset({"/v1/vectors", "/v1/documents"}) | _DELETE
+#: What nodes of a cluster and their manager ask; and of that what is asked all the time.
+_BETWEEN_NODES = "/v1/cluster/"
+_FOR_CLIENTS = frozenset({f"{_BETWEEN_NODES}ping", f"{_BETWEEN_NODES}nodes"})
+_SCANS = frozenset({f"{_BETWEEN_NODES}ping", f"{_BETWEEN_NODES}scan", f"{_BETWEEN_NODES}nodes"})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
 #: Larger answers count until the client has taken them.
@@ -58,6 +63,12 @@ _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "
 #: Of a request that was not answered when the daemon ended.
 _STOPPED = "the daemon stops before this is done; ask another one"
 _QUIET_OF_INDEX = ("/series", "/events")
+
+
+class _BetweenNodes:
+    """A route, for metrics."""
+
+    path = f"{_BETWEEN_NODES}*"
 
 
 class SearchPath(Protocol):
@@ -77,8 +88,14 @@ class RequestMiddleware:
         metrics: Metrics,
         keyring: Keyring | None,
         searches: Iterable[tuple[SearchPath, Service]],
+        between_nodes: ASGI | None = None,
     ) -> None:
-        """``searches``: answer their paths; the application of :meth:`around` answers all others."""
+        """
+        Args:
+            searches: answer their paths; the application of :meth:`around` answers all others.
+            between_nodes: answers what nodes of a cluster ask each other; None: it is of none.
+        """
+        self._between_nodes = between_nodes
         self._app: Any = None
         #: Any: all have the same traces, and drain together.
         self._service = next(iter(indexes.services.values()))
@@ -184,6 +201,8 @@ class RequestMiddleware:
                 await self._app(scope, receive, answer)
                 return answer.status
             app, found = self._app, self._searches.get(scope["path"])
+            if self._between_nodes is not None and scope["path"].startswith(_BETWEEN_NODES):
+                app, scope["route"] = self._between_nodes, _BetweenNodes
             if found is not None and scope["method"] == "POST":
                 app, queue = found
                 scope["route"], scope["path_params"] = app, {}
@@ -233,6 +252,8 @@ class RequestMiddleware:
     def _note(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
         route = _route_of(scope)
         self._metrics.count_response(route, status, seconds)
+        if status < 400 and scope["path"] in _SCANS:
+            return
         caller: Caller | None = scope.get(CALLER)
         client = caller.name if caller is not None else "unknown"
         path = _of_one(scope["path"])
@@ -273,7 +294,9 @@ def _of_one(path: str) -> str:
 
 def _role_for(path: str) -> Role:
     """What a key must be allowed, at least."""
-    if path in _ADMIN or (path.startswith("/v1/plans/") and path.endswith("/apply")):
+    if path in _FOR_CLIENTS:
+        return Role.SEARCH
+    if path in _ADMIN or path.startswith(_BETWEEN_NODES) or (path.startswith("/v1/plans/") and path.endswith("/apply")):
         return Role.ADMIN
     return Role.WRITE if path in _WRITE else Role.SEARCH
 

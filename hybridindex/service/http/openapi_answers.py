@@ -97,7 +97,9 @@ SEARCHED: Schema = {
                     "distances": _array(_array(_nullable(_NUMBER))),
                     "nprobe_used": _array(_COUNT),
                     "hit_rate": _array(_SHARE),
-                }
+                    "coverage": _array(_SHARE),
+                },
+                optional=("coverage",),
             ),
             "example": {"ids": [[17, 4]], "distances": [[0.11, 0.36]], "nprobe_used": [64], "hit_rate": [0.83]},
         },

@@ -23,10 +23,12 @@ from hybridindex.errors import (
     DuplicateIdError,
     EmbeddingError,
     FileError,
+    IncompleteAnswerError,
     InfeasiblePlanError,
     InvalidInputError,
     NoDocumentsError,
     NoEmbedderError,
+    NotHeldError,
     NotWritableError,
     OverloadedError,
     PlanConflictError,
@@ -121,6 +123,12 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, DamagedListsError):
         # Another replica has them; so has this daemon when the file was restored.
         return Problem(503, "damaged-lists", "Damaged lists", str(error), retry_after_s=_RESTORED_S)
+    if isinstance(error, IncompleteAnswerError):
+        # Another node may have what this one cannot reach.
+        return Problem(503, "incomplete-answer", "Lists are missing", str(error), "allow_partial", _RESTORED_S)
+    if isinstance(error, NotHeldError):
+        # Another node has them; so has this one when its share was filled.
+        return Problem(503, "not-held", "Lists that are not held here", str(error), retry_after_s=_RESTORED_S)
     if isinstance(error, DeadlineExceededError):
         return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
     if isinstance(error, ReloadError):

@@ -215,6 +215,10 @@ class Requests:
             "rows have to meet, as lang = 'en' AND year >= 2020."
         )
         one_id = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), WHOLE]
+        partial = (
+            "a number above 0, at most 1. In a cluster, the least part of each query's work that an answer may rest on "
+            "where nodes are away or late; default: all of it, or an error."
+        )
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 
         @closed
@@ -224,6 +228,7 @@ class Requests:
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
             min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), WHOLE]
             candidates: Annotated[int, _count(MAX_CANDIDATES, compared), WHOLE]
+            allow_partial: Annotated[float, Field(gt=0, le=1, description=partial)]
             allow_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=allowed)]
             deny_ids: Annotated[list[one_id], FailFast(), Field(max_length=MAX_FILTER_IDS, description=denied)]
             where: Annotated[str, Field(max_length=MAX_WHERE_CHARACTERS, description=condition)]

@@ -202,9 +202,10 @@ def to_json_answer(result: SearchResult) -> dict[str, Any]:
         distances = [
             [d if ok else None for d, ok in zip(*row, strict=True)] for row in zip(distances, finite, strict=True)
         ]
-    return {
+    answer = {
         "ids": result.ids.tolist(),
         "distances": distances,
         "nprobe_used": result.nprobe_used.tolist(),
         "hit_rate": result.hit_rate.tolist(),
     }
+    return answer if result.coverage is None else {**answer, "coverage": result.coverage.tolist()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
+from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
 from hybridindex.service.searches import Observation
@@ -175,11 +176,39 @@ class _Readings(Collector):
         yield from self._router(service)
         yield from self._devices(service)
         yield from self._queue(service)
+        if service.member is not None:
+            yield from self._nodes(service.member)
         refresher = service.refresher
         if refresher is not None:
             state = GaugeMetricFamily(f"{_PREFIX}refresher_state", "1 for the state of drift.", labels=["state"])
             state.add_metric([str(describe(refresher.status()).get("drift_state", "unknown"))], 1)
             yield state
+
+    @staticmethod
+    def _nodes(member: Member) -> Iterator[Metric]:
+        """Of a node of a cluster: its share, and the nodes that it asks."""
+        for name, text, value in (
+            ("held_lists", "Lists that this node holds.", int(member.share.held.sum())),
+            ("held_bytes", "Bytes of them.", member.share.held_bytes),
+            ("unreachable_lists", "Lists that no node which answers holds.", len(member.remote.nobody_has())),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        peers = member.remote.status()
+        up = GaugeMetricFamily(f"{_PREFIX}node_up", "1 while another node answers.", labels=["node"])
+        for peer in peers:
+            up.add_metric([peer["name"]], peer["state"] in ("up", "late"))
+        yield up
+        for key, name, text in (
+            ("asked", "node_scans", "Scans that another node was asked for; over queries, the fan-out."),
+            ("asked_bytes", "node_work_bytes", "Code bytes that another node was asked to scan."),
+            ("failed", "node_scans_failed", "Of these scans: not answered."),
+            ("hedged", "node_hedges", "Of these scans: asked of others, too, because they took long."),
+            ("downs", "node_downs", "How often another node stopped to answer."),
+        ):
+            family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["node"])
+            for peer in peers:
+                family.add_metric([peer["name"]], peer[key])
+            yield family
 
     def _router(self, service: Service) -> Iterator[Metric]:
         stats, plan = service.router.stats(), service.router.plan

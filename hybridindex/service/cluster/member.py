@@ -1,0 +1,257 @@
+"""What a daemon does as a node of a cluster: it keeps the map, takes lists from others and gives them up.
+
+The manager says what to hold and which map is in force; searches between nodes are the router's. Methods may be called
+from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex import __version__, filesystem
+from hybridindex.errors import (
+    BuildError,
+    FileError,
+    HybridIndexError,
+    InvalidInputError,
+    MissingFileError,
+    NotHeldError,
+)
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.share.ranges import ranges_of
+from hybridindex.index.share.share import Share
+from hybridindex.index.share.source import FolderSource, ListSource
+from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.list_source import PeerSource
+from hybridindex.router.remote.remote_lists import RemoteLists
+
+__all__ = ["KEY_VARIABLE", "MAP_FILE", "Member"]
+
+_log = logging.getLogger(__name__)
+
+#: Of the environment: the key that nodes show each other.
+KEY_VARIABLE = "HYBRIDINDEX_CLUSTER_KEY"
+#: In the share's directory: the map that was in force last.
+MAP_FILE = "cluster_map.json"
+#: Lists of one read; between two of them a job may be ended.
+_AT_ONCE = 256
+
+
+class _Holding:
+    """Lists on their way to this node."""
+
+    def __init__(self, lists: Sequence[int], nbytes: int) -> None:
+        self.stop = threading.Event()
+        self.lists_left, self.bytes_left = len(lists), nbytes
+        self.error = ""
+        self.running = True
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "running": self.running,
+            "lists_left": self.lists_left,
+            "bytes_left": self.bytes_left,
+            "error": self.error,
+        }
+
+
+class Member:
+    """Owner of what connects a share to its cluster."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        name: str,
+        *,
+        source: Path | None = None,
+        memory_bytes: int | None = None,
+        ca: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            index: opened from a share.
+            name: this node's, in maps.
+            source: the whole index, for lists that no other node has.
+            memory_bytes: that lists may take here; told to the manager.
+            ca: certificates that those of other nodes are checked with.
+
+        Raises:
+            InvalidInputError: it is no share, or a setting is wrong.
+        """
+        if index.share is None:
+            raise InvalidInputError(
+                f"{index.path} is a whole index; expected a share of one, which hybridindex cluster start makes"
+            )
+        self._index, self._share = index, index.share
+        self._source, self._memory_bytes = source, memory_bytes
+        self._key = os.environ.get(KEY_VARIABLE) or None
+        self._tls = _tls(ca)
+        self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
+        self._lock = threading.Lock()
+        self._holding: _Holding | None = None
+        self._thread: threading.Thread | None = None
+        self._file = index.path / MAP_FILE
+        self._resume()
+
+    @property
+    def share(self) -> Share:
+        """What this node holds."""
+        return self._share
+
+    def _resume(self) -> None:
+        """Applies the map that was in force last; the manager sends a newer one, if there is one."""
+        try:
+            text = filesystem.read_bytes(self._file)
+        except MissingFileError:
+            return
+        except FileError as error:
+            _log.warning("the last map of the cluster cannot be read: %s", error)
+            return
+        try:
+            self.remote.apply(ClusterMap.from_json(text))
+        except InvalidInputError as error:
+            _log.warning("the last map of the cluster is not used: %s", error)
+
+    def apply(self, map_: ClusterMap) -> bool:
+        """Puts a map in force and keeps it; False: it is older than the one that is.
+
+        Raises:
+            InvalidInputError: it is of another cluster, index or generation, or says that this node holds what it
+                does not.
+            FileError: it cannot be kept; it is in force.
+        """
+        own = map_.index_of(self.remote.name)
+        if own is not None and (lacking := np.flatnonzero(map_.held_by(own) & ~self._share.held)).size:
+            raise InvalidInputError(
+                f"the map says that {self.remote.name} holds {lacking.size} lists that it does not hold, "
+                f"list {lacking[0]} first"
+            )
+        before = self.remote.map
+        if not self.remote.apply(map_):
+            return False
+        if before is None or before.version < map_.version:
+            filesystem.replace_file(self._file, map_.to_json())
+        return True
+
+    def hold(self, wanted: npt.NDArray[np.bool_], bytes_per_s: int | None) -> int:
+        """Begins to take lists (nlist,) bool from nodes that hold them, or from the whole index; how many.
+
+        Raises:
+            BuildError: another such job goes on.
+        """
+        lists = np.flatnonzero(wanted & ~self._share.held)
+        with self._lock:
+            if self._holding is not None and self._holding.running:
+                raise BuildError("the node takes lists already; ask again when it has them")
+            self._holding = job = _Holding(lists.tolist(), int(self._nbytes(lists)))
+            self._thread = threading.Thread(
+                target=self._take, args=(job, lists, bytes_per_s), name="hybridindex-hold", daemon=True
+            )
+            self._thread.start()
+        return len(lists)
+
+    def _nbytes(self, lists: npt.NDArray[np.int64]) -> int:
+        spans = self._index.integrity.spans[lists]
+        return int((spans[:, :, 1] - spans[:, :, 0]).sum())
+
+    def _take(self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None) -> None:
+        try:
+            for start in range(0, len(lists), _AT_ONCE):
+                some = lists[start : start + _AT_ONCE]
+                self._take_some(job, some, bytes_per_s)
+                if job.stop.is_set():
+                    job.error = "it was ended"
+                    return
+                job.lists_left -= len(some)
+                job.bytes_left -= self._nbytes(some)
+        except Exception as error:  # noqa: BLE001 - the manager is told
+            _log.exception("lists could not be taken")
+            job.error = str(error)
+        finally:
+            job.running = False
+
+    def _take_some(self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None) -> None:
+        """From one source after the other, until all are there."""
+        problem: HybridIndexError | None = None
+        for source, has in self._sources():
+            left = lists[~self._share.held[lists] & has[lists]].tolist()
+            if not left or job.stop.is_set():
+                continue
+            try:
+                self._share.hold(left, source, bytes_per_s=bytes_per_s, stop=job.stop)
+            except HybridIndexError as error:
+                _log.warning("lists could not be taken from %s: %s", getattr(source, "url", "the whole index"), error)
+                problem = error
+        left = lists[~self._share.held[lists]].tolist()
+        if left and not job.stop.is_set():
+            raise problem or NotHeldError(f"no node that answers has list {left[0]}, and {len(left) - 1} others")
+
+    def _sources(self) -> Iterator[tuple[ListSource, npt.NDArray[np.bool_]]]:
+        """Who may have lists, and which: nodes that answer, in turn, then the whole index."""
+        map_, nlist = self.remote.map, self._index.nlist
+        if map_ is not None:
+            up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")}
+            nodes = [(i, node) for i, node in enumerate(map_.nodes) if node.name in up]
+            own = map_.index_of(self.remote.name) or 0
+            for i, node in sorted(nodes, key=lambda each: (each[0] - own) % len(map_.nodes)):
+                spans = self._index.integrity.spans
+                yield PeerSource(node.url, self._key, self._tls, spans=spans), map_.held_by(i)
+        if self._source is not None:
+            yield FolderSource(self._source), np.ones(nlist, dtype=np.bool_)
+
+    def drop(self, lists: npt.NDArray[np.bool_]) -> int:
+        """Gives up lists (nlist,) bool; the bytes that were given back.
+
+        Raises:
+            InvalidInputError: the map in force says that this node holds some.
+        """
+        map_ = self.remote.map
+        own = None if map_ is None else map_.index_of(self.remote.name)
+        if map_ is not None and own is not None and (kept := np.flatnonzero(lists & map_.held_by(own))).size:
+            raise InvalidInputError(f"lists: the map in force says that {self.remote.name} holds list {kept[0]}")
+        return self._share.drop(np.flatnonzero(lists & self._share.held).tolist())
+
+    def status(self) -> dict[str, Any]:
+        """For the manager and people."""
+        index, map_, job = self._index, self.remote.map, self._holding
+        return {
+            "name": self.remote.name,
+            "cluster": None if map_ is None else map_.cluster,
+            "version": __version__,
+            "fingerprint": index.fingerprint,
+            "generation": index.generation,
+            "nlist": index.nlist,
+            "map_version": 0 if map_ is None else map_.version,
+            "held": ranges_of(self._share.held),
+            "held_bytes": self._share.held_bytes,
+            "memory_bytes": self._memory_bytes,
+            "nobody_has": len(self.remote.nobody_has()),
+            "holding": None if job is None else job.status(),
+            "peers": self.remote.status(),
+        }
+
+    def close(self) -> None:
+        """After the router."""
+        job, thread = self._holding, self._thread
+        if job is not None and thread is not None:
+            job.stop.set()
+            thread.join()
+        self.remote.close()
+
+
+def _tls(ca: Path | None) -> ssl.SSLContext | None:
+    if ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInputError(f"ca is {ca}, which holds no certificates: {error}") from error

@@ -1,0 +1,165 @@
+"""Routes between the nodes of a cluster, and of its manager: plain ASGI, in no document but docs/cluster.md.
+
+A node is asked thousands of scans a second, and pinged; both bypass admission, which the asking node has had, and the
+access log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.index.share.ranges import mask_of
+from hybridindex.index.share.source import FolderSource
+from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.list_source import FILES, MOST_BYTES, MOST_LISTS
+from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.service.cluster.member import Member
+from hybridindex.service.core import Service
+from hybridindex.service.http.bodies import CHARGE, hold, read_body
+from hybridindex.service.http.middleware import Receive, Scope, Send
+from hybridindex.service.http.problems import Problem, ProblemError
+from hybridindex.service.http.searching import options_of
+from hybridindex.service.http.wire import BodyError, parse_json_object
+
+__all__ = ["PEER_PREFIX", "ClusterRoutes"]
+
+#: Of their paths.
+PEER_PREFIX = "/v1/cluster/"
+_BYTES, _JSON = b"application/octet-stream", b"application/json"
+#: Most queries and lists of one scan.
+_MOST_ROWS, _MOST_WIDTH = 1 << 16, 1 << 20
+
+
+class ClusterRoutes:
+    """Of one node. On the event loop."""
+
+    def __init__(self, service: Service, member: Member) -> None:
+        self._service, self._member = service, member
+        index = service.index.ivf
+        self._index, self._of = index, f"{index.fingerprint}.{index.generation}"
+        self.handlers: Mapping[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
+            ("GET", "ping"): self._ping,
+            ("POST", "scan"): self._scan,
+            ("GET", "node"): self._node,
+            ("GET", "nodes"): self._nodes,
+            ("PUT", "map"): self._apply,
+            ("POST", "hold"): self._hold,
+            ("POST", "drop"): self._drop,
+            ("POST", "lists"): self._lists,
+            **{("GET", f"files/{name}"): self._file for name in FILES},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"].removeprefix(PEER_PREFIX)
+        handler = self.handlers.get((scope["method"], name))
+        if handler is None:
+            raise ProblemError(Problem(404, "not-found", "Not found", "no such route between nodes"))
+        await handler(scope, receive, send)
+
+    async def _ping(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _scan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        options = options_of(scope)
+        if options.get("of") != self._of:
+            raise _other_generation(f"this node has {self._of}, and {options.get('of')} was asked")
+        n, w = _count(options, "n", _MOST_ROWS), _count(options, "w", _MOST_WIDTH)
+        d, k = _count(options, "d", self._index.scan_dim), _count(options, "k", self._service.config.limits.max_k)
+        if d != self._index.scan_dim:
+            raise BodyError("d", f"is {d}; expected {self._index.scan_dim}")
+        body = await self._read(scope, receive)
+        hold(scope[CHARGE], len(body) + 12 * n * (k + w))
+        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self._index.nlist)
+        found = await self._service.router.ascan(queries, k, GivenProbes(probes, coarse))
+        await _answer(send, encode_found(found.distances, found.ids), _BYTES)
+
+    async def _node(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await _answer(send, json.dumps(self._member.status()).encode(), _JSON)
+
+    async def _nodes(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """What clients need to know."""
+        map_ = self._member.remote.map
+        nodes = [] if map_ is None else [{"name": node.name, "url": node.url} for node in map_.nodes if node.serving]
+        version = 0 if map_ is None else map_.version
+        answer = {"version": version, "dim": self._index.dim, "nodes": nodes}
+        await _answer(send, json.dumps(answer).encode(), _JSON)
+
+    async def _apply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        map_ = ClusterMap.from_json(await self._read(scope, receive))
+        index = self._index
+        if (map_.fingerprint, map_.generation) != (index.fingerprint, index.generation):
+            raise _other_generation(f"this node has {self._of}; the map is of {map_.fingerprint}.{map_.generation}")
+        if not await asyncio.to_thread(self._member.apply, map_):
+            raise ProblemError(Problem(409, "older-map", "Older map", "a newer map is in force", "version"))
+        await self._ping(scope, receive, send)
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = await self._object(scope, receive, {"lists", "bytes_per_s"})
+        bytes_per_s = given.get("bytes_per_s")
+        if bytes_per_s is not None and (type(bytes_per_s) is not int or not 1 <= bytes_per_s <= 1 << 50):
+            raise BodyError("bytes_per_s", f"is {bytes_per_s!r}; expected whole bytes above 0")
+        n = await asyncio.to_thread(self._member.hold, self._mask(given), bytes_per_s)
+        await _answer(send, json.dumps({"lists": n}).encode(), _JSON, 202)
+
+    async def _drop(self, scope: Scope, receive: Receive, send: Send) -> None:
+        mask = self._mask(await self._object(scope, receive, {"lists"}))
+        nbytes = await asyncio.to_thread(self._member.drop, mask)
+        await _answer(send, json.dumps({"bytes": nbytes}).encode(), _JSON)
+
+    async def _lists(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lists = (await self._object(scope, receive, {"lists"})).get("lists")
+        nlist = self._index.nlist
+        if not isinstance(lists, list) or not 1 <= len(lists) <= MOST_LISTS:
+            raise BodyError("lists", f"is no list of 1..{MOST_LISTS} numbers")
+        if not all(type(each) is int and 0 <= each < nlist for each in lists):
+            raise BodyError("lists", f"names lists outside 0..{nlist - 1}")
+        spans = self._index.integrity.spans[lists]
+        nbytes = int((spans[:, :, 1] - spans[:, :, 0]).sum())
+        if nbytes > MOST_BYTES and len(lists) > 1:
+            raise BodyError("lists", f"have {nbytes} bytes; expected {MOST_BYTES} at most")
+        hold(scope[CHARGE], 2 * nbytes)
+
+        def read() -> bytes:
+            return b"".join(codes + ids for _, codes, ids in self._member.share.read(lists))
+
+        await _answer(send, await asyncio.to_thread(read), _BYTES)
+
+    async def _file(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        name = scope["path"].rpartition("/")[2]
+        content = await asyncio.to_thread(lambda: FolderSource(self._index.path).files()[name])
+        hold(scope[CHARGE], len(content))
+        await _answer(send, content, _BYTES)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        return await read_body(dict(scope["headers"]), receive, self._service.config.limits, scope[CHARGE])
+
+    async def _object(self, scope: Scope, receive: Receive, names: set[str]) -> dict[str, Any]:
+        return parse_json_object(await self._read(scope, receive), names)
+
+    def _mask(self, given: dict[str, Any]) -> npt.NDArray[np.bool_]:
+        return mask_of(given.get("lists"), self._index.nlist)
+
+
+def _other_generation(detail: str) -> ProblemError:
+    return ProblemError(Problem(409, "other-generation", "Another generation of the index", detail))
+
+
+def _count(options: Mapping[str, str], name: str, most: int) -> int:
+    text = options.get(name, "")
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise BodyError(name, f"is {text[:20]!r}; expected an integer 1..{most}")
+    return int(text)
+
+
+async def _answer(send: Send, body: bytes, kind: bytes, status: int = 200) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
