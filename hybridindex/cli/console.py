@@ -65,6 +65,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.InfeasiblePlanError, ExitCode.INFEASIBLE),
     (errors.InvalidInputError, ExitCode.BAD_INPUT),
     (errors.IndexFormatError, ExitCode.BAD_INDEX),
+    (errors.NotHeldError, ExitCode.BAD_INDEX),
     (errors.BuildError, ExitCode.BUILD_FAILED),
     (errors.StoreError, ExitCode.NO_PROFILE),
     (errors.ProfileError, ExitCode.NO_PROFILE),

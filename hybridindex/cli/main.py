@@ -65,6 +65,7 @@ _COMMANDS = {
     "llm": ("vllm-args",),
     "serve": ("serve",),
     "daemon": ("status", "repartition", "apply", "reload", "drain", "keys"),
+    "several.cluster": ("cluster",),
     "schedule": ("schedule", "hardware"),
     "chat": ("chat",),
     "refresh_schedule": ("refresh-schedule",),
@@ -94,6 +95,7 @@ PANELS = {
     "Profile and plan": ("profile", "plan", "divide", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
     "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),
+    "Several machines": ("cluster",),
     "Without the hardware": ("simulate", "schedule", "hardware"),
     "This machine": ("doctor", "demo", "vllm-args"),
 }

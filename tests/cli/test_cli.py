@@ -19,6 +19,9 @@ from hybridindex.cli import main
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.main import PANELS, command_name, make_app, run
 from hybridindex.errors import InvalidInputError
+from hybridindex.index import open_index
+from hybridindex.index.share.share import create_share
+from hybridindex.index.share.source import FolderSource
 from tests.clustered import DIM, clustered
 
 
@@ -503,3 +506,29 @@ def test_what_cannot_be_compressed_is_refused_by_name(cli, planned, words, code,
         assert refused.code == code
         assert message in refused.err
     assert cli("compress", damaged).code == ExitCode.BAD_INDEX
+
+
+def test_a_share_is_described_and_its_damage_said(cli, planned, files, tmp_path):
+    source, path = FolderSource(planned), tmp_path / "share"
+    create_share(path, source)
+    with open_index(path) as index:
+        index.share.hold([0, 1, 2], source)
+        held_bytes = index.share.held_bytes
+        at = int(index.integrity.spans[1, 0, 0])
+    said = cli("verify", path, "--json").json
+    assert (said["ok"], said["share_lists"], said["share_bytes"]) == (True, 3, held_bytes)
+    assert "a share: all checksums of its lists match" in cli("verify", path).out
+    assert cli("verify", planned, "--json").json["share_lists"] is None
+    refused = cli("search", path, "-q", files / "test.npy", "--plan", "none")
+    assert (refused.code, "which this share does not hold" in refused.err) == (ExitCode.BAD_INDEX, True)
+    refused = cli("export", path, tmp_path / "out.faiss")
+    assert "is a share" in refused.err
+    file = next(path.glob("gen-*/lists.bin"))
+    with file.open("r+b") as lists:
+        lists.seek(at)
+        byte = lists.read(1)[0]
+        lists.seek(at)
+        lists.write(bytes([byte ^ 1]))
+    refused = cli("verify", path, "--json")
+    assert (refused.code, refused.json["share_lists"]) == (ExitCode.BAD_INDEX, 2)
+    assert "list 1 of the share" in refused.json["share_problem"]

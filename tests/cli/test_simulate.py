@@ -116,6 +116,75 @@ def test_a_moved_hot_set_is_followed_or_not(cli, index):
     assert "infeasible: ours attains" in late.out
 
 
+def test_clusters_are_compared_and_the_knee_is_explained(cli, index):
+    words = (
+        "--profile", index, "--rate", 500, "--slo-ms", 20, "--requests", 1000, "--nodes", "1,2,4",
+        "--node-memory", "30MiB", "--network-us", 100, "--network-gbps", 25, "--message-us", 400,
+    )  # fmt: skip
+    told = cli(*words, "--json")
+    assert told.code == 0
+    one, two, four = told.json["nodes"]
+    assert [each["nodes"] for each in (one, two, four)] == [1, 2, 4]
+    assert "bytes of memory are missing" in one["refused"]
+    assert "bytes of memory are missing" in two["refused"]
+    assert four["outcome"]["attainment"] > 0.9
+    assert four["compliant_rate"]["rate"] > 500
+    assert 0 < four["fan_out"] < 3
+    assert 0.2 < four["local_share"] < 1
+    assert four["node_bytes"] <= 30 << 20
+    assert four["costs"]["messages_s"] > 0
+    assert "stops paying is not known" in told.json["explanation"]
+    assert any("100 us from node to node, 25 Gbit/s" in sentence for sentence in told.json["assumptions"])
+    assert cli(*words, "--json").json == told.json
+    shown = cli(*words, "--node-replicas", 1).out
+    assert "nodes 1: " in shown
+    assert "The next node still pays at 4 nodes" in shown
+    assert "mostly by messages and merging" in shown
+    assert "short: at the highest rates of 2, 4 nodes" in shown
+
+
+def test_nodes_have_devices_and_the_memory_of_the_profiled_machine(cli, index):
+    words = ("--profile", index, "--rate", 500, "--slo-ms", 20, "--requests", 500, "--nodes", "2", "--no-find-rate")
+    told = cli(*words, "--devices", "h100x8", "--json").json
+    (two,) = told["nodes"]
+    assert told["node_bytes"] == (1 << 34) * 4 // 5
+    assert two["local_share"] == 1
+    assert two["outcome"]["hit_rate"] > 0.99
+    assert len(two["outcome"]["device_use"]) == 8
+    assert two["compliant_rate"] is None
+    assert told["explanation"] == ""
+
+
+def test_a_rate_that_no_number_of_nodes_serves_is_infeasible(cli, index):
+    words = ("--profile", index, "--rate", 50_000, "--slo-ms", 2, "--requests", 2000, "--nodes", "1,2")
+    told = cli(*words)
+    assert told.code == ExitCode.INFEASIBLE
+    assert "infeasible: no number of nodes serves 50000 requests/s; the nearest feasible rate is" in told.out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--nodes", "1,x"), "--nodes is '1,x'"),
+        (("--nodes", "65"), "nodes is 65"),
+        (("--nodes", "0"), "nodes is 0"),
+        (("--nodes", "2", "--policy", "ours"), "give no --policy"),
+        (("--nodes", "2", "--llm", "latest"), "--llm"),
+        (("--nodes", "2", "--drift", 1), "give no --drift"),
+        (("--nodes", "2", "--plot", "x.png"), "give no --plot"),
+        (("--nodes", "2", "--node-replicas", 0), "replicas is 0"),
+        (("--nodes", "2", "--network-us", -1), "--network-us is -1"),
+        (("--nodes", "2", "--network-gbps", 0), "--network-gbps is 0"),
+        (("--nodes", "2", "--message-us", -1), "--message-us is -1"),
+        (("--nodes", "2", "--devices", 9), "n_devices is 9"),
+    ],
+)
+def test_what_is_wrong_with_a_cluster_is_named(cli, index, words, named):
+    told = cli("--profile", index, "--rate", 10, "--slo-ms", 50, *FEW, *words)
+    assert told.code in (ExitCode.BAD_INPUT, ExitCode.NO_PROFILE)
+    assert named in told.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

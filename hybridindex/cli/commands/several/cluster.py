@@ -1,0 +1,279 @@
+"""Commands of a cluster: start, status, plan, repartition, add-node, drain, search, stop."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hybridindex.cli.console import CliProgress, emit, err, load_npy, out, parse_bytes, readable_bytes
+from hybridindex.cli.option_groups import grouped
+from hybridindex.cli.options import IndexPath, Json, Key, Nprobe
+from hybridindex.cluster import ClusterRequest, NodeOptions, connect, plan_nodes, start
+
+__all__ = ["register"]
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="auto|HOST:PORT",
+        help="Of a Ray cluster that runs; auto: the one that --local started for this index, or this machine's.",
+    ),
+]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Folder of the cluster's state; default cluster/ in the index."),
+]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as status shows it.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementOptions:
+    """How lists are placed."""
+
+    memory_per_node: Annotated[
+        str, typer.Option("--memory-per-node", metavar="BYTES", help="Memory that lists may take on each node.")
+    ] = "auto"
+    replicas: Annotated[int, typer.Option("--replicas", help="Nodes that hold a list, at least.", min=1)] = 2
+    replicate: Annotated[
+        str,
+        typer.Option(
+            "--replicate",
+            metavar="hot|none",
+            help="hot: memory beyond the replicas holds the hottest lists on every node. none: it stays free.",
+        ),
+    ] = "hot"
+
+    def memory_bytes(self) -> int:
+        """Three quarters of this machine's memory, where nothing is said."""
+        if self.memory_per_node != "auto":
+            return parse_bytes(self.memory_per_node)
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.75)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesOptions:
+    """What nodes are started with."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Folder on each machine for the shares; default in ~/.cache."),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address that nodes listen on; auto: each machine's own, as Ray knows it."),
+    ] = "127.0.0.1"
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem", help="Of all nodes.")] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="Its key.")] = None
+    tls_ca: Annotated[
+        Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="What nodes' certificates are checked with.")
+    ] = None
+    insecure_network: Annotated[
+        bool, typer.Option("--insecure-network", help="Let other machines reach nodes without TLS.")
+    ] = False
+    serve: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="OPTIONS", help="Further options of hybridindex serve for each node, quoted."),
+    ] = None
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group of this file."""
+    group = typer.Typer(
+        help="Several machines: lists spread over the nodes of a Ray cluster.",
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    app.add_typer(group, name="cluster")
+
+    @group.command(name="start")
+    @grouped
+    def start_command(
+        index: IndexPath,
+        placement: PlacementOptions,
+        nodes: NodesOptions,
+        address: Address = "auto",
+        local: Annotated[
+            int | None,
+            typer.Option("--local", metavar="N", help="Start N nodes on this machine, with a Ray of their own.", min=1),
+        ] = None,
+        repair_after: Annotated[
+            float, typer.Option("--repair-after", help="Seconds until the lists of a lost node are copied anew.", min=0)
+        ] = 10.0,
+        copy_rate: Annotated[
+            str, typer.Option("--copy-rate", metavar="BYTES", help="Most bytes a second of such copies, on each node.")
+        ] = "200MiB",
+        dry_run: Annotated[
+            int | None,
+            typer.Option("--dry-run", metavar="N", help="Only say where lists would be placed on N nodes.", min=1),
+        ] = None,
+        state: State = None,
+        json: Json = False,
+    ) -> None:
+        """Start a node on each machine of a Ray cluster, and spread the lists over them.
+
+        The newest profile of the index says which lists are hot and probed together (hybridindex profile INDEX);
+        without one, lists count by their bytes. Searches go to any node, over HTTP: status shows the addresses.
+
+        To try it here: hybridindex cluster start INDEX --local 4 --memory-per-node 1GiB
+        """
+        request = ClusterRequest(
+            replicas=placement.replicas,
+            replicate=placement.replicate,  # type: ignore[arg-type]
+            repair_after_s=repair_after,
+            copy_bytes_per_s=parse_bytes(copy_rate),
+        )
+        memory = placement.memory_bytes()
+        if dry_run is not None:
+            plan = plan_nodes(index, dry_run, memory, request)
+            emit(plan.to_json(), as_json=json, table=plan.explain())
+            return
+        options = NodeOptions(
+            memory_bytes=memory,
+            data=nodes.data or _cache(),
+            host=nodes.host,
+            tls_cert=nodes.tls_cert,
+            tls_key=nodes.tls_key,
+            tls_ca=nodes.tls_ca,
+            insecure_network=nodes.insecure_network,
+            serve=tuple(shlex.split(nodes.serve or "")),
+        )
+        with CliProgress(quiet=not err.is_terminal) as progress:
+            told = _told(progress)
+            cluster = start(
+                index, address=address, local=local, request=request, nodes=options, folder=state, progress=told
+            )
+        with cluster:
+            status = cluster.status()
+            emit(status, as_json=json, table=_table(status))
+            if not json:
+                out.print(cluster.plan()["explanation"])
+
+    @group.command()
+    def status(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """Show nodes, who holds what, and what is missing."""
+        with connect(index, address=address, folder=state) as cluster:
+            said = cluster.status()
+            emit(said, as_json=json, table=_table(said))
+
+    @group.command()
+    def plan(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """Say where lists would be placed now, why, and how much would move; changes nothing."""
+        with connect(index, address=address, folder=state) as cluster:
+            said = cluster.plan()
+            emit(said, as_json=json, table=_moves(said))
+
+    @group.command()
+    def repartition(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """Place lists anew by the newest profile, and move the difference, while nodes serve."""
+        with connect(index, address=address, folder=state) as cluster, _progress() as progress:
+            done = cluster.repartition(progress)
+        emit(done, as_json=json, table=_moved(done))
+
+    @group.command(name="add-node")
+    def add_node(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """Start one more node, and move lists to it."""
+        with connect(index, address=address, folder=state) as cluster, _progress() as progress:
+            done = cluster.add_node(progress)
+        emit(done, as_json=json, table=_moved(done))
+
+    @group.command()
+    def drain(index: IndexPath, node: Node, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """Move the lists of a node to the others, and end it."""
+        with connect(index, address=address, folder=state) as cluster, _progress() as progress:
+            done = cluster.drain(node, progress)
+        emit(done, as_json=json, table=_moved(done))
+
+    @group.command()
+    def search(
+        index: IndexPath,
+        queries: Annotated[Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d).")],
+        k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
+        nprobe: Nprobe = None,
+        allow_partial: Annotated[
+            float | None,
+            typer.Option("--allow-partial", help="Least part of a query's work that an answer may rest on, 0..1."),
+        ] = None,
+        address: Annotated[
+            str, typer.Option("--address", help="Of Ray, or http(s)://host:port of any node: that needs no Ray.")
+        ] = "auto",
+        key: Key = None,
+        ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="Of the nodes.")] = None,
+        state: State = None,
+        json: Json = False,
+    ) -> None:
+        """Search a cluster, for trying things."""
+        asked = load_npy(queries, "queries")
+        with connect(index, address=address, key=key, ca=ca, folder=state) as cluster, cluster.router() as router:
+            found = router.search(asked, k, nprobe, allow_partial=allow_partial)
+        payload: dict[str, Any] = {
+            "ids": found.ids.tolist(),
+            "distances": found.distances.tolist(),
+            "coverage": None if found.coverage is None else found.coverage.tolist(),
+        }
+        table = Table("query", "ids", "coverage", title=f"{len(found.ids)} queries")
+        for row, ids in enumerate(found.ids[:20].tolist()):
+            part = "all" if found.coverage is None else f"{found.coverage[row]:.3f}"
+            table.add_row(str(row), " ".join(map(str, ids)), part)
+        emit(payload, as_json=json, table=table)
+
+    @group.command()
+    def stop(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
+        """End the nodes and the manager, and the Ray that --local started. Shares stay on disk for the next start."""
+        with connect(index, address=address, folder=state) as cluster:
+            cluster.stop()
+        emit({"stopped": True}, as_json=json, table="the cluster has ended")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hybridindex" / "nodes"
+
+
+def _told(progress: CliProgress) -> Any:
+    def told(words: str, done: int | None, total: int | None) -> None:
+        progress(words, (done or 0) >> 20, None if total is None else max(1, total >> 20))
+
+    return told
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    with CliProgress(quiet=not sys.stderr.isatty()) as progress:
+        yield _told(progress)
+
+
+def _table(status: dict[str, Any]) -> Table:
+    words = f"{status['cluster']}: {status['nlist']} lists, {readable_bytes(status['index_bytes'])}, "
+    words += f"{status['replicas']} replicas, map {status['map_version']}"
+    table = Table("node", "state", "lists", "bytes", "of", "url", title=words)
+    for node in status["nodes"]:
+        state = f"{node['state']}, drained" if node["drains"] else node["state"]
+        table.add_row(
+            node["name"], state, str(node["lists"]), readable_bytes(node["bytes"]),
+            readable_bytes(node["memory_bytes"]), node["url"],
+        )  # fmt: skip
+    below, nobody = status["lists_below_replicas"], status["lists_of_nobody"]
+    if below or nobody:
+        table.caption = f"{below} lists have fewer holders than they should; {nobody} have none that answers"
+    if status["problem"]:
+        table.caption = f"{table.caption or ''} {status['problem']}".strip()
+    return table
+
+
+def _moves(said: dict[str, Any]) -> str:
+    take, drop = readable_bytes(said["take_bytes"]), readable_bytes(said["drop_bytes"])
+    return f"{said['explanation']}\n\n{said['changed_lists']} lists would change: {take} to copy, {drop} to give up"
+
+
+def _moved(done: dict[str, Any]) -> str:
+    taken, dropped = readable_bytes(done["taken_bytes"]), readable_bytes(done["dropped_bytes"])
+    return f"{done['explanation']}\n\n{done['changed_lists']} lists changed: {taken} copied, {dropped} given up"

@@ -1,0 +1,75 @@
+"""What a plan of nodes is made from: the bytes of lists, and which of them queries probe."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridindex.api import open_index
+from hybridindex.errors import HybridIndexError, UnsupportedIndexError
+from hybridindex.types import F64, I64
+
+__all__ = ["Access", "read_access"]
+
+_log = logging.getLogger(__name__)
+
+#: Of the profile, that a plan looks at.
+_MOST_QUERIES = 4096
+
+
+class Access(NamedTuple):
+    """Of one generation of an index."""
+
+    fingerprint: str
+    generation: int
+    #: (nlist,) int64 bytes that a node needs for each list: codes and ids.
+    list_bytes: I64
+    #: (nlist,) float64 bytes that a query scans of each list, in the mean.
+    work: F64
+    #: (q, p) int64 lists that queries of the profile probed, -1 = skip; None: there is no profile.
+    probes: I64 | None
+    #: Of the profile; None: there is none.
+    profile_id: int | None
+
+
+def read_access(index: Path, store_url: str | None = None) -> Access:
+    """From the newest profile of the index's rows; without one, all lists are taken to be probed alike.
+
+    Raises:
+        HybridIndexError: the index cannot be opened.
+        UnsupportedIndexError: rows were added or deleted since its lists were written.
+    """
+    with open_index(index) as opened:
+        ivf = opened.ivf
+        if ivf.live.current() is not None:
+            raise UnsupportedIndexError(
+                f"rows of {index} were added or deleted since its lists were written, and a cluster serves lists "
+                f"alone; compact it first: hybridindex compact {index}"
+            )
+        spans = ivf.integrity.spans
+        list_bytes = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
+        profile = None
+        try:
+            with opened.store(store_url, required=False) as store:
+                profile = store.load_profile(index_fingerprint=ivf.fingerprint)
+        except HybridIndexError as error:
+            _log.info("the plan is made without a profile: %s", error)
+        if profile is None:
+            work = ivf.list_bytes * min(1.0, ivf.nprobe / ivf.nlist)
+            return Access(ivf.fingerprint, ivf.generation, list_bytes, work.astype(np.float64), None, None)
+        access = profile.access
+        probes = np.concatenate([access.fit_probes, access.held_probes]).astype(np.int64)
+        # Planning takes seconds for thousands of queries, and the placement hardly changes with more.
+        probes = probes[:: max(1, -(-len(probes) // _MOST_QUERIES))]
+        counts = np.bincount(probes[probes >= 0], minlength=ivf.nlist)
+        return Access(
+            ivf.fingerprint,
+            ivf.generation,
+            list_bytes,
+            counts * ivf.list_bytes / max(1, len(probes)),
+            probes,
+            profile.id,
+        )

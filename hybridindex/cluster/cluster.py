@@ -1,0 +1,462 @@
+"""A cluster that serves one index: started, asked, changed and stopped through Ray; searched over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hybridindex import filesystem
+from hybridindex.cluster.access import read_access
+from hybridindex.cluster.local_ray import read_local, start_local, stop_local
+from hybridindex.cluster.node_process import NodeSpec
+from hybridindex.cluster.ray_actors import (
+    NAMESPACE,
+    ManagerActor,
+    NodeActor,
+    attach,
+    load_ray,
+    manager_of,
+    node_places,
+    require_ray,
+    start_actor,
+)
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry
+from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError, UnreachableError
+from hybridindex.index import read_manifest
+from hybridindex.index.storage.generation import as_path
+from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
+from hybridindex.partitioner.nodes.placement import place_lists
+from hybridindex.service.auth import new_key
+from hybridindex.service.config import is_loopback
+
+__all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start"]
+
+#: Folder of a cluster's state, within the index directory.
+FOLDER = "cluster"
+_KEY_FILE = "key"
+#: Calls that the manager answers at once.
+_THREADS = 8
+#: For an actor to come, and for a node to end.
+_START_S, _END_S = 180.0, 60.0
+_POLL_S = 0.2
+
+#: Told what goes on: words, bytes that were copied, and of how many; None where nothing is copied.
+OnProgress = Callable[[str, int | None, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What all nodes of a cluster are started with.
+
+    Raises:
+        InvalidInputError: names the field.
+    """
+
+    #: Memory that lists may take on each.
+    memory_bytes: int
+    #: Folder on each machine for the shares.
+    data: Path
+    #: Address that nodes listen on; "auto": each machine's own, as Ray knows it.
+    host: str = "127.0.0.1"
+    #: Certificate, its key, and the authority that other nodes' certificates are checked with; paths on every machine.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    #: Nodes may be reached from other machines without TLS.
+    insecure_network: bool = False
+    #: Further options of ``hybridindex serve``.
+    serve: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1:
+            raise InvalidInputError(f"memory_bytes is {self.memory_bytes}; expected bytes above 0")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidInputError("tls_cert and tls_key belong together; expected both, or neither")
+        beyond = self.host == "auto" or not is_loopback(self.host)
+        if beyond and self.tls_cert is None and not self.insecure_network:
+            raise InvalidInputError(
+                f"host is {self.host!r}, which other machines can reach, and tls_cert is missing; expected a "
+                "certificate, or insecure_network=True (--insecure-network) in a network where nobody listens"
+            )
+
+
+def plan_nodes(index: Path, n_nodes: int, memory_bytes: int, request: ClusterRequest) -> NodePlan:
+    """Where lists would be placed on so many equal nodes; nothing is started.
+
+    Raises:
+        InvalidInputError: more replicas than nodes, or too little memory; says how much is missing.
+    """
+    access = read_access(index)
+    asked = NodeRequest(node_bytes=(memory_bytes,) * n_nodes, replicas=request.replicas, replicate=request.replicate)
+    return place_lists(access.list_bytes, access.work, asked, probes=access.probes)
+
+
+def start(
+    index: str | Path,
+    *,
+    address: str = "auto",
+    local: int | None = None,
+    request: ClusterRequest | None = None,
+    nodes: NodeOptions,
+    folder: str | Path | None = None,
+    progress: OnProgress | None = None,
+) -> Cluster:
+    """Starts a cluster and places the lists; returns when all nodes serve.
+
+    Args:
+        index: the whole index, at a path that every machine has.
+        address: of a Ray cluster that runs; "auto": this machine's.
+        local: start so many nodes here, with a Ray of their own.
+        folder: for the state; default within the index directory.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError: the plan cannot be made, the index is no index, or a cluster runs.
+        MissingDependencyError, UnreachableError, ServiceError: Ray or a node does not start; what was started is ended.
+    """
+    tell = progress or (lambda _words, _done, _total: None)
+    path, request = as_path(index), request or ClusterRequest()
+    name, state = _name_of(path), _folder_of(path, folder)
+    require_ray()
+    if local is not None:
+        if local < 1:
+            raise InvalidInputError(f"local is {local}; expected a number of nodes, 1 at least")
+        # Whatever is wrong with it is said before anything starts.
+        plan_nodes(path, local, nodes.memory_bytes, request)
+        filesystem.make_folder(state, parents=True, exist_ok=True)
+        if read_local(state) is not None:
+            raise ServiceError(f"a cluster of {path} runs here; stop it first: hybridindex cluster stop {path}")
+        tell("starting Ray", None, None)
+        start_local(state)
+    try:
+        ray = _attach(state, address)
+        places = node_places(ray)
+        places = places[:1] * local if local is not None else places
+        plan_nodes(path, len(places), nodes.memory_bytes, request)
+        cluster = Cluster(path, name, state, ray)
+        if cluster.runs():
+            raise ServiceError(f"a cluster of {path} runs already; stop it first: hybridindex cluster stop {path}")
+        filesystem.make_folder(state, parents=True, exist_ok=True)
+        # A request that was changed, and nodes that are gone, begin anew; shares on disk are used again.
+        filesystem.unlink(state / STATE_FILE, missing_ok=True)
+        try:
+            cluster._begin(places, request, nodes, tell)
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+    except BaseException:
+        if local is not None:
+            _detach()
+            stop_local(state)
+        raise
+
+
+def connect(
+    index: str | Path,
+    *,
+    address: str = "auto",
+    key: str | None = None,
+    ca: str | Path | None = None,
+    folder: str | Path | None = None,
+) -> Cluster:
+    """A cluster that runs.
+
+    Args:
+        address: of Ray; or ``http(s)://host:port`` of a node, which is enough to search, and needs no Ray.
+        key: API key for searches; default the cluster's own, where its folder can be read.
+        ca: certificates that those of nodes are checked with.
+
+    Raises:
+        ServiceError: no such cluster runs. UnreachableError, MissingDependencyError: Ray does not answer, or is not
+        installed.
+    """
+    path = as_path(index)
+    state = _folder_of(path, folder)
+    if address.startswith(("http://", "https://")):
+        return Cluster(path, "", state, None, seed=address, key=key, ca=ca)
+    cluster = Cluster(path, _name_of(path), state, _attach(state, address), key=key, ca=ca)
+    cluster.status()  # whether there is one
+    return cluster
+
+
+def _name_of(path: Path) -> str:
+    """The same on every machine that sees the index at this path."""
+    manifest = read_manifest(path)
+    return f"{path.name}-{hashlib.sha256(f'{path.absolute()}:{manifest.fingerprint}'.encode()).hexdigest()[:8]}"
+
+
+def _folder_of(path: Path, folder: str | Path | None) -> Path:
+    return path / FOLDER if folder is None else Path(folder)
+
+
+def _attach(state: Path, address: str) -> Any:
+    found = read_local(state) if address == "auto" else None
+    if found is not None:
+        found.admit()
+    return attach(address if found is None else found.address)
+
+
+def _detach() -> None:
+    ray = load_ray()
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+class Cluster:
+    """A handle; the cluster runs on without it."""
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        folder: Path,
+        ray: Any,
+        *,
+        seed: str | None = None,
+        key: str | None = None,
+        ca: str | Path | None = None,
+    ) -> None:
+        """Made by :func:`start` and :func:`connect`."""
+        self.path, self.name, self._folder, self._ray, self._seed = path, name, folder, ray, seed
+        self._key, self._ca = key, None if ca is None else str(ca)
+
+    # Starting and ending
+
+    def runs(self) -> bool:
+        """Whether its manager is there."""
+        try:
+            manager_of(self._ray, self.name)
+        except ServiceError:
+            return False
+        return True
+
+    def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
+        key = self._read_key() or self._make_key()
+        specs = [self._spec(f"node-{i}", key, nodes, place) for i, place in enumerate(places)]
+        tell(f"starting {len(specs)} nodes", None, None)
+        entries = self._start_nodes(specs, places)
+        ca = None if nodes.tls_ca is None else str(nodes.tls_ca)
+        manager = start_actor(
+            self._ray, ManagerActor, f"{self.name}:manager",
+            str(self._folder.absolute()), self.name, str(self.path.absolute()), request, key, ca,
+            threads=_THREADS,
+        )  # fmt: skip
+        self._call(manager.set_nodes.remote(entries), _START_S)
+        self._keep_options(nodes, ca)
+        self._change(manager, manager.repartition.remote(), tell)
+
+    def _spec(self, name: str, key: str, nodes: NodeOptions, place: Any) -> NodeSpec:
+        def text(path: Path | None) -> str | None:
+            return None if path is None else str(path)
+
+        return NodeSpec(
+            name=name,
+            index=str(self.path.absolute()),
+            data=str(nodes.data / self.name / name),
+            memory_bytes=nodes.memory_bytes,
+            key=key,
+            host=place["NodeManagerAddress"] if nodes.host == "auto" else nodes.host,
+            tls_cert=text(nodes.tls_cert),
+            tls_key=text(nodes.tls_key),
+            tls_ca=text(nodes.tls_ca),
+            options=nodes.serve,
+        )
+
+    def _start_nodes(self, specs: Sequence[NodeSpec], places: Sequence[Any]) -> list[NodeEntry]:
+        actors = [
+            start_actor(self._ray, NodeActor, f"{self.name}:{spec.name}", spec, node_id=place["NodeID"], threads=2)
+            for spec, place in zip(specs, places, strict=True)
+        ]
+        entries = []
+        for spec, actor in zip(specs, actors, strict=True):
+            said = self._call(actor.describe.remote(), _START_S)
+            entries.append(NodeEntry(name=spec.name, url=said["url"], memory_bytes=spec.memory_bytes))
+        return entries
+
+    def _keep_options(self, nodes: NodeOptions, ca: str | None) -> None:
+        self._ca = self._ca or ca
+        data = {
+            "memory_bytes": nodes.memory_bytes,
+            "data": str(nodes.data.absolute()),
+            "host": nodes.host,
+            **{name: None if (path := getattr(nodes, name)) is None else str(path) for name in _PATHS},
+            "insecure_network": nodes.insecure_network,
+            "serve": list(nodes.serve),
+        }
+        filesystem.replace_file(self._folder / _OPTIONS_FILE, json.dumps(data))
+
+    def _read_options(self) -> NodeOptions:
+        data = json.loads(filesystem.read_bytes(self._folder / _OPTIONS_FILE))
+        paths = {name: None if data[name] is None else Path(data[name]) for name in _PATHS}
+        return NodeOptions(
+            memory_bytes=data["memory_bytes"],
+            data=Path(data["data"]),
+            host=data["host"],
+            insecure_network=data["insecure_network"],
+            serve=tuple(data["serve"]),
+            **paths,
+        )
+
+    def stop(self) -> None:
+        """Ends the nodes and the manager, and the Ray that was started for them. Shares stay on disk."""
+        ray = self._ray
+        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)
+                 if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{self.name}:")]  # fmt: skip
+        # The manager first: it would miss the nodes.
+        actors = [ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names, key=lambda n: ":node" in n)]
+        ending = [(actor, actor.close.remote()) for actor in actors]
+        for actor, closed in ending:
+            # Whatever keeps it from ending by itself, it ends.
+            with contextlib.suppress(Exception):
+                ray.get(closed, timeout=_END_S)
+            ray.kill(actor)
+        if read_local(self._folder) is not None:
+            _detach()
+            stop_local(self._folder)
+        filesystem.unlink(self._folder / STATE_FILE, missing_ok=True)
+
+    # Asking and changing
+
+    def status(self) -> dict[str, Any]:
+        """Nodes, lists, what is missing; docs/cluster.md describes it."""
+        status: dict[str, Any] = self._call(self._manager().status.remote(), 30.0)
+        return status
+
+    def plan(self) -> dict[str, Any]:
+        """Where lists would be placed now, why, and how much would move."""
+        plan: dict[str, Any] = self._call(self._manager().plan.remote(), _START_S)
+        return plan
+
+    def repartition(self, progress: OnProgress | None = None) -> dict[str, Any]:
+        """Places lists anew by the newest profile of the index, and moves the difference, while nodes serve.
+
+        Raises:
+            BuildError: another change goes on. InvalidInputError: no plan can be made. ServiceError, UnreachableError:
+            a node could not take its lists; the placement before is in force.
+        """
+        manager = self._manager()
+        return self._change(manager, manager.repartition.remote(), progress)
+
+    def drain(self, node: str, progress: OnProgress | None = None) -> dict[str, Any]:
+        """Moves a node's lists to the others, and ends it. Raises as :meth:`repartition`."""
+        manager = self._manager()
+        done = self._change(manager, manager.drain.remote(node), progress)
+        actor = self._ray.get_actor(f"{self.name}:{node}", namespace=NAMESPACE)
+        # A machine that is lost ends nothing.
+        with contextlib.suppress(HybridIndexError):
+            self._call(actor.close.remote(), _END_S)
+        self._ray.kill(actor)
+        return done
+
+    def add_node(self, progress: OnProgress | None = None) -> dict[str, Any]:
+        """Starts one more node, on the machine of Ray with the fewest, and moves lists to it. Raises as
+        :meth:`repartition`."""
+        manager, ray, options = self._manager(), self._ray, self._read_options()
+        known = self._call(manager.status.remote(), 30.0)["nodes"]
+        number = 1 + max(int(node["name"].rpartition("-")[2]) for node in known)
+        key = self._read_key()
+        if key is None:
+            raise ServiceError(f"{self._folder / _KEY_FILE} cannot be read, and a node needs the cluster's key")
+        taken = self._places_of(known)
+        place = min(node_places(ray), key=lambda place: taken.count(place["NodeID"]))
+        spec = self._spec(f"node-{number}", key, options, place)
+        (entry,) = self._start_nodes([spec], [place])
+        entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
+        self._call(manager.set_nodes.remote([*entries, entry]), 30.0)
+        return self._change(manager, manager.repartition.remote(), progress)
+
+    def _places_of(self, nodes: Sequence[dict[str, Any]]) -> list[str]:
+        """Ray's machines of nodes, as far as they answer."""
+        places = []
+        for node in nodes:
+            if not node["drains"]:
+                with contextlib.suppress(HybridIndexError, ValueError):
+                    actor = self._ray.get_actor(f"{self.name}:{node['name']}", namespace=NAMESPACE)
+                    places.append(self._call(actor.describe.remote(), 5.0)["place"])
+        return places
+
+    def router(self, *, timeout_s: float = 30.0) -> ClusterRouter:
+        """What searches it; the caller's to close."""
+        key = self._key or self._read_key()
+        tls = None if self._ca is None else ssl.create_default_context(cafile=self._ca)
+        if self._seed is not None:
+            nodes, dim = self._ask_seed(self._seed, key, tls)
+        else:
+            nodes = {node["name"]: node["url"] for node in self.status()["nodes"] if not node["drains"]}
+            dim = read_manifest(self.path).dim
+        return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s)
+
+    @staticmethod
+    def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:
+        from hybridindex.cluster.node_calls import NodeCalls
+
+        said = NodeCalls(url, key, tls).nodes()
+        return {node["name"]: node["url"] for node in said["nodes"]}, int(said["dim"])
+
+    def _manager(self) -> Any:
+        if self._ray is None:
+            raise ServiceError("the cluster was found by a node's address; expected Ray's, to change it")
+        return manager_of(self._ray, self.name)
+
+    def _change(self, manager: Any, under_way: Any, progress: OnProgress | None) -> dict[str, Any]:
+        ray = self._ray
+        while True:
+            ready, _ = ray.wait([under_way], timeout=_POLL_S)
+            if ready:
+                done: dict[str, Any] = self._call(under_way, None)
+                return done
+            if progress is not None:
+                copied, total = self._call(manager.progress.remote(), 30.0)
+                progress("nodes take their lists", copied, total)
+
+    def _call(self, reference: Any, timeout_s: float | None) -> Any:
+        """What an actor answers; its own errors as they were raised there."""
+        ray = self._ray
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, HybridIndexError):
+                raise error.cause from None
+            raise ServiceError(f"an actor of the cluster failed: {error.cause!r}") from error
+        except ray.exceptions.GetTimeoutError:
+            raise UnreachableError(f"an actor of the cluster did not answer for {timeout_s:g} s") from None
+        except ray.exceptions.RayActorError as error:
+            words = str(error).strip().splitlines()
+            found = next((line for line in reversed(words) if "Error: " in line), words[0])
+            raise ServiceError(f"an actor of the cluster ended: {found}") from None
+
+    def _make_key(self) -> str:
+        key = new_key()
+        filesystem.replace_file(self._folder / _KEY_FILE, key, permissions=0o600)
+        return key
+
+    def _read_key(self) -> str | None:
+        try:
+            return filesystem.read_text(self._folder / _KEY_FILE).strip()
+        except MissingFileError:
+            return None
+
+    def close(self) -> None:
+        """Lets go of Ray."""
+        if self._ray is not None:
+            _detach()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_OPTIONS_FILE = "nodes.json"
+_PATHS = ("tls_cert", "tls_key", "tls_ca")

@@ -1,0 +1,88 @@
+"""What the manager of a cluster asks of one node, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import ServiceError, UnreachableError
+from hybridindex.index.share.ranges import ranges_of
+from hybridindex.router.remote.cluster_map import ClusterMap
+
+__all__ = ["NodeCalls"]
+
+
+class NodeCalls:
+    """Of one node; a connection for each call, from any thread."""
+
+    def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """``key``: with the role admin."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.url, self._host, self._port, self._secure = url, parts.hostname, parts.port, parts.scheme == "https"
+        self._tls = tls
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def ping(self, timeout_s: float) -> None:
+        """Raises UnreachableError."""
+        self._ask("GET", "ping", None, timeout_s)
+
+    def node(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What the node says of itself. Raises UnreachableError."""
+        said: dict[str, Any] = json.loads(self._ask("GET", "node", None, timeout_s))
+        return said
+
+    def nodes(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The nodes that serve, as this one knows them. Raises UnreachableError, ServiceError."""
+        said: dict[str, Any] = json.loads(self._ask("GET", "nodes", None, timeout_s))
+        return said
+
+    def apply(self, map_: ClusterMap, timeout_s: float = 10.0) -> None:
+        """Puts a map in force.
+
+        Raises:
+            UnreachableError: it does not answer. ServiceError: it refuses the map, and why.
+        """
+        self._ask("PUT", "map", map_.to_json().encode(), timeout_s)
+
+    def hold(self, lists: npt.NDArray[np.bool_], bytes_per_s: int | None, timeout_s: float = 10.0) -> None:
+        """Has the node begin to take lists. Raises as :meth:`apply`."""
+        body: dict[str, Any] = {"lists": ranges_of(lists)}
+        if bytes_per_s is not None:
+            body["bytes_per_s"] = bytes_per_s
+        self._ask("POST", "hold", json.dumps(body).encode(), timeout_s)
+
+    def drop(self, lists: npt.NDArray[np.bool_], timeout_s: float = 60.0) -> int:
+        """Has the node give up lists; the bytes of them. Raises as :meth:`apply`."""
+        answer = self._ask("POST", "drop", json.dumps({"lists": ranges_of(lists)}).encode(), timeout_s)
+        return int(json.loads(answer)["bytes"])
+
+    def _ask(self, method: str, name: str, body: bytes | None, timeout_s: float) -> bytes:
+        connection = (
+            http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+            if self._secure
+            else http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        )
+        try:
+            connection.request(method, f"/v1/cluster/{name}", body, self._headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            try:
+                why = str(json.loads(content)["detail"])
+            except (ValueError, KeyError, TypeError):
+                why = f"status {answer.status}"
+            raise ServiceError(f"{self.url} refused {name}: {why}")
+        return content

@@ -1,0 +1,207 @@
+"""The daemon of one node: made its share, started, watched, started again when it dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridindex import filesystem
+from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError
+from hybridindex.index import read_manifest
+from hybridindex.index.share.share import create_share
+from hybridindex.index.share.source import FolderSource
+from hybridindex.service.auth import KeyFile, Role
+from hybridindex.service.cluster.member import KEY_VARIABLE
+
+__all__ = ["NodeProcess", "NodeSpec"]
+
+_log = logging.getLogger(__name__)
+
+#: For a daemon to listen.
+_START_S = 120.0
+#: Between two starts; twice as long after each that fails.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+#: For a daemon to end by itself.
+_END_S = 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a node is started with."""
+
+    name: str
+    #: The whole index, as this machine sees it.
+    index: str
+    #: Folder for the share; it stays there for the next start.
+    data: str
+    memory_bytes: int
+    #: The key that all nodes and the manager show.
+    key: str
+    host: str = "127.0.0.1"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    #: Further words of ``hybridindex serve``.
+    options: tuple[str, ...] = ()
+
+
+class NodeProcess:
+    """Owner of the daemon's process. :meth:`close` ends it."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        """Returns when it listens.
+
+        Raises:
+            HybridIndexError: the share cannot be made, or the daemon does not start; its last words are in the message.
+        """
+        self._spec = spec
+        self._folder = Path(spec.data).absolute()
+        self._share = self._folder / "share"
+        filesystem.make_folder(self._folder, parents=True, exist_ok=True)
+        filesystem.chmod(self._folder, 0o700)
+        self._make_share()
+        self._keys = self._make_keys()
+        self._port = self._choose_port()
+        self._log_file = self._folder / "daemon.log"
+        self.n_starts = 0
+        self._ending = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self.url = self._start()
+        self._thread = threading.Thread(target=self._watch, name="hybridindex-node", daemon=True)
+        self._thread.start()
+
+    def _make_share(self) -> None:
+        """The share of an earlier start, where it is of the same generation; else a new one."""
+        wanted = read_manifest(self._spec.index)
+        if filesystem.is_dir(self._share):
+            try:
+                found = read_manifest(self._share)
+                if (found.fingerprint, found.generation) == (wanted.fingerprint, wanted.generation):
+                    return
+            except HybridIndexError as error:
+                _log.warning("the share of an earlier start is not used: %s", error)
+            filesystem.remove_tree(self._share)
+        create_share(self._share, FolderSource(self._spec.index))
+
+    def _make_keys(self) -> Path:
+        """A key file with the cluster's key alone."""
+        path = self._folder / "keys.json"
+        filesystem.unlink(path, missing_ok=True)
+        KeyFile(path).add_known("cluster", Role.ADMIN, self._spec.key)
+        return path
+
+    def _choose_port(self) -> int:
+        """The port of an earlier start, where it is free: others know it."""
+        file = self._folder / "port"
+        try:
+            port = int(filesystem.read_text(file))
+        except (MissingFileError, ValueError):
+            port = 0
+        for asked in (port, 0):
+            with socket.socket(socket.AF_INET6 if ":" in self._spec.host else socket.AF_INET) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    tried.bind((self._spec.host, asked))
+                except OSError:
+                    continue
+                port = int(tried.getsockname()[1])
+                break
+        else:
+            raise InvalidInputError(f"host is {self._spec.host!r}, where this machine cannot listen")
+        filesystem.replace_file(file, str(port))
+        return port
+
+    def _start(self) -> str:
+        spec = self._spec
+        words = [
+            *("serve", str(self._share), "--node", spec.name, "--node-source", spec.index),
+            *("--node-memory", str(spec.memory_bytes), "--host", spec.host, "--port", str(self._port)),
+            *("--keys", str(self._keys), "--no-write", "--json"),
+        ]
+        for option, value in (("--tls-cert", spec.tls_cert), ("--tls-key", spec.tls_key), ("--node-ca", spec.tls_ca)):
+            if value is not None:
+                words += [option, value]
+        with filesystem.open_for_writing(self._log_file) as log:
+            self._process = process = subprocess.Popen(  # noqa: S603 - our own words, and an administrator's
+                [sys.executable, "-m", "hybridindex.cluster.tied", str(os.getpid()), *words, *spec.options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**_environment(), KEY_VARIABLE: spec.key, "OMP_WAIT_POLICY": "PASSIVE"},
+            )
+        self.n_starts += 1
+        assert process.stdout is not None
+        timer = threading.Timer(_START_S, process.kill)
+        timer.start()
+        try:
+            line = process.stdout.readline()  # the only one that it writes there
+        finally:
+            timer.cancel()
+            process.stdout.close()
+        try:
+            url: str = json.loads(line)["urls"][0]
+        except (ValueError, KeyError, IndexError):
+            process.kill()
+            process.wait()
+            raise ServiceError(f"node {spec.name} did not start: {self._last_words()}") from None
+        return url
+
+    def _last_words(self) -> str:
+        text = filesystem.read_text(self._log_file, errors="replace").strip()
+        return text.splitlines()[-1][-500:] if text else "it said nothing"
+
+    def _watch(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while not self._ending.is_set():
+            process = self._process
+            assert process is not None
+            began = time.monotonic()
+            process.wait()
+            if self._ending.is_set():
+                return
+            _log.warning(
+                "the daemon of node %s ended with %d; it is started again", self._spec.name, process.returncode
+            )
+            if time.monotonic() - began > _START_S:
+                wait_s = _FIRST_WAIT_S
+            if self._ending.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            try:
+                self.url = self._start()
+            except HybridIndexError as error:
+                _log.error("%s", error)
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon that runs now."""
+        assert self._process is not None
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends the daemon, also one that is just being started; the share stays."""
+        self._ending.set()
+        ends = time.monotonic() + _END_S
+        told = None
+        while self._thread.is_alive():
+            process = self._process
+            if process is not None and process is not told:
+                told = process
+                process.terminate()
+            if process is not None and time.monotonic() > ends:
+                process.kill()
+            self._thread.join(0.1)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without the number of threads that Ray sets for an actor without a core: one."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -1,0 +1,172 @@
+"""Ray's part: it places, supervises and names the nodes and the manager. No search and no list passes through it."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.state import ClusterRequest, NodeEntry
+from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, UnreachableError, how_to_install
+
+__all__ = [
+    "NAMESPACE",
+    "ManagerActor",
+    "NodeActor",
+    "attach",
+    "load_ray",
+    "manager_of",
+    "node_places",
+    "require_ray",
+    "start_actor",
+]
+
+#: Ray's, of all our actors.
+NAMESPACE = "hybridindex"
+#: For a Ray cluster to answer.
+_CONNECT_S = 5.0
+
+
+def require_ray() -> None:
+    """Without importing it: what lets a process in is read then.
+
+    Raises:
+        MissingDependencyError: it is not installed; names the extra.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(f"a cluster needs ray: {how_to_install('cluster')}")
+
+
+def load_ray() -> Any:
+    """Raises MissingDependencyError."""
+    require_ray()
+    import ray
+
+    return ray
+
+
+def attach(address: str) -> Any:
+    """Connects this process to a Ray cluster that runs: ``host:port``, or "auto" for the one of this machine.
+
+    Raises:
+        MissingDependencyError: Ray is not installed. UnreachableError: nothing answers. ServiceError: Ray does not let
+        us in, or has another version.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        return ray
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidInputError(f"address is {address!r}; expected 'auto', or host:port of a Ray cluster")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except OSError as error:
+            raise UnreachableError(f"no Ray cluster answers at {address}: {error}") from error
+    try:
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", configure_logging=False
+        )
+    except ConnectionError as error:
+        if "AuthToken" in f"{error} {error.__cause__}":
+            raise ServiceError(
+                f"Ray at {address} asks for a token, and this process has none, or another one; expected RAY_AUTH_MODE="
+                "token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as its nodes have them"
+            ) from error
+        raise UnreachableError(f"no Ray cluster answers at {address}: start one with ray start --head") from error
+    except Exception as error:
+        # Ray has no class of its own for another version or a wrong token.
+        raise ServiceError(f"Ray at {address} does not let us in: {str(error).strip().splitlines()[0]}") from error
+    return ray
+
+
+class NodeActor:
+    """One node, on one machine. Made anew by Ray where its process dies; the daemon ends with it."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._node = NodeProcess(spec)
+
+    def describe(self) -> dict[str, Any]:
+        """Its address, the daemon's process, and Ray's machine."""
+        place = load_ray().get_runtime_context().get_node_id()
+        return {"url": self._node.url, "pid": self._node.pid, "starts": self._node.n_starts, "place": place}
+
+    def close(self) -> None:
+        """Ends the daemon."""
+        self._node.close()
+
+
+class ManagerActor:
+    """The manager. Made anew by Ray where its process dies; goes on from its state."""
+
+    def __init__(
+        self, folder: str, cluster: str, index: str, request: ClusterRequest, key: str, ca: str | None
+    ) -> None:
+        tls = None if ca is None else ssl.create_default_context(cafile=ca)
+        self._manager = Manager(Path(folder), cluster=cluster, index=Path(index), request=request, key=key, tls=tls)
+        self._progress = (0, 0)
+
+    def set_nodes(self, entries: Sequence[NodeEntry]) -> None:
+        self._manager.set_nodes(entries)
+
+    def plan(self) -> dict[str, Any]:
+        return self._manager.describe_plan()
+
+    def repartition(self) -> dict[str, Any]:
+        return self._manager.repartition(self._note)
+
+    def drain(self, name: str) -> dict[str, Any]:
+        return self._manager.drain(name, self._note)
+
+    def _note(self, done: int, total: int) -> None:
+        self._progress = (done, total)
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that the change under way has copied, and of how many."""
+        return self._progress
+
+    def status(self) -> dict[str, Any]:
+        return self._manager.status()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def start_actor(ray: Any, kind: type, name: str, *arguments: Any, node_id: str | None = None, threads: int = 1) -> Any:
+    """A detached actor that Ray starts again wherever its process dies; on one machine where ``node_id`` is given."""
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "num_cpus": 0,
+        "max_concurrency": threads,
+    }
+    if node_id is not None:
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        options["scheduling_strategy"] = strategy
+    return ray.remote(kind).options(**options).remote(*arguments)
+
+
+def node_places(ray: Any) -> list[dict[str, Any]]:
+    """Ray's machines that are alive: ``NodeID`` and ``NodeManagerAddress``, in a stable order."""
+    return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
+
+
+def manager_of(ray: Any, cluster: str) -> Any:
+    """The manager of a cluster that runs.
+
+    Raises:
+        ServiceError: there is none.
+    """
+    try:
+        return ray.get_actor(f"{cluster}:manager", namespace=NAMESPACE)
+    except ValueError:
+        raise ServiceError(
+            f"no cluster {cluster} runs on this Ray; start it: hybridindex cluster start INDEX"
+        ) from None

@@ -1,0 +1,339 @@
+"""Searches of a cluster from outside: any node answers, and another one where that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.client.messages import error_of
+from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
+from hybridindex.errors import (
+    HybridIndexError,
+    InvalidInputError,
+    RouterClosedError,
+    ServiceError,
+    UnreachableError,
+)
+from hybridindex.router.remote.cluster_map import MapNode
+from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.peer import Peer
+from hybridindex.types import F32, SearchResult
+
+__all__ = ["ClusterRouter"]
+
+#: Of an answer beside its arrays.
+_MARGIN_BYTES = 1 << 16
+#: Between two questions who the nodes are.
+_REFRESH_S = 2.0
+
+
+class _Search:
+    """One call, until a node has answered it. Everything on the loop's thread."""
+
+    def __init__(self, router: ClusterRouter, target: str, body: bytes, most_bytes: int, limit_s: float) -> None:
+        self.future: Future[SearchResult] = Future()
+        self._router, self._target, self._body, self._most = router, target, body, most_bytes
+        self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
+        self._tried: set[str] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._error: Exception | None = None
+        self._limit_s = limit_s
+
+    def start(self) -> None:
+        loop = self._router.loop
+        self._timers.append(loop.call_later(self._limit_s, self._give_up))
+        self._ask_another()
+
+    def _ask_another(self) -> None:
+        peer = self._router.choose(self._tried)
+        if peer is None:
+            if not self._asked:
+                self._settle(self._error or UnreachableError("no node of the cluster answers"))
+            return
+        name, loop = peer.node.name, self._router.loop
+        self._tried.add(name)
+        exchange = Exchange(lambda status, body, error: self._told(name, status, body, error), self._most)
+
+        def on_down(error: Exception) -> None:
+            self._told(name, 0, b"", error)
+
+        self._asked[name] = (peer, exchange, loop.time(), on_down)
+        peer.n_asked += 1
+        peer.n_open += 1
+        self._timers.append(loop.call_later(peer.tail.limit_s(len(self._body)), self._is_late, name))
+        peer.ask(self._target, self._body, exchange, on_down, accept=ANSWER_TYPE)
+
+    def _is_late(self, name: str) -> None:
+        if name in self._asked and self._router.may_hedge():
+            self._asked[name][0].n_hedged += 1
+            self._ask_another()
+
+    def _told(self, name: str, status: int, body: bytes, error: Exception | None) -> None:
+        if name not in self._asked:
+            return
+        peer, exchange, began_s, on_down = self._asked.pop(name)
+        exchange.cancel()
+        peer.forget(on_down)
+        peer.n_open -= 1
+        if status:
+            peer.heard()
+        problem: Exception | None = error
+        if problem is None:
+            problem = error_of(status, {}, body)
+        if problem is None:
+            try:
+                result = decode_answer(body)
+            except InvalidInputError as wrong:
+                problem = ServiceError(f"the answer of {name} cannot be read: {wrong}")
+            else:
+                peer.tail.observe(len(self._body), self._router.loop.time() - began_s)
+                self._settle(result)
+                return
+        peer.n_failed += 1
+        self._error = problem
+        if 400 <= status < 500 and status != 429:
+            self._settle(problem)  # another node would say the same
+        elif not self._asked:
+            self._ask_another()
+
+    def _give_up(self) -> None:
+        self._settle(self._error or UnreachableError(f"no node of the cluster answered within {self._limit_s:g} s"))
+
+    def _settle(self, outcome: SearchResult | Exception) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for peer, exchange, _, on_down in self._asked.values():
+            exchange.cancel()
+            peer.forget(on_down)
+            peer.n_open -= 1
+        self._asked.clear()
+        self._router.ended(self)
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, SearchResult):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
+
+
+class ClusterRouter:
+    """Searches a cluster. A context manager; thread-safe.
+
+    It asks the node with the least to do, over connections that stay open. A node that is down is not asked; where one
+    takes longer than it nearly always does, another one is asked, too, and the first answer counts.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, str],
+        *,
+        dim: int,
+        key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """
+        Args:
+            nodes: name and URL of each.
+            dim: of queries.
+            key: API key with the role search, at least.
+            timeout_s: longest wait for an answer without a deadline.
+
+        Raises:
+            InvalidInputError: there is no node.
+        """
+        if not nodes:
+            raise InvalidInputError("nodes is empty; expected the URL of a node at least")
+        self.dim, self._timeout_s = dim, check_number("timeout_s", timeout_s, 3600.0)
+        self._key, self._tls = key, tls
+        self._tokens = 20.0
+        self._searches: set[_Search] = set()
+        self._peers: list[Peer] = []
+        self._turn = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self.loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-cluster", daemon=True)
+        self._thread.start()
+        self.loop.call_soon_threadsafe(self._begin, dict(nodes))
+        self._ready.wait()
+
+    # On the loop's thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def _begin(self, nodes: dict[str, str]) -> None:
+        self._set_nodes(nodes)
+        self._follower = self.loop.create_task(self._follow())
+        self._ready.set()
+
+    def _set_nodes(self, nodes: Mapping[str, str]) -> None:
+        known = {(peer.node.name, peer.node.url): peer for peer in self._peers}
+        self._peers = []
+        for name, url in nodes.items():
+            peer = known.pop((name, url)) if (name, url) in known else None
+            self._peers.append(peer or Peer(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
+        for peer in known.values():
+            peer.close()
+
+    async def _follow(self) -> None:
+        """Nodes come and leave; the others know."""
+        while not self._closed:
+            await asyncio.sleep(_REFRESH_S)
+            peer = self.choose(set())
+            if peer is None:
+                continue
+            told: asyncio.Future[bytes] = self.loop.create_future()
+
+            def answered(status: int, body: bytes, _error: Exception | None, told: Any = told) -> None:
+                if not told.done():
+                    told.set_result(body if status == 200 else b"")
+
+            exchange = Exchange(answered, 1 << 20)
+            peer.get("/v1/cluster/nodes", exchange)
+            try:
+                said = json.loads(await asyncio.wait_for(told, _REFRESH_S) or b"null")
+                if said:
+                    self._set_nodes({node["name"]: node["url"] for node in said["nodes"]})
+            except (TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
+                exchange.cancel()
+
+    def choose(self, tried: set[str]) -> Peer | None:
+        """The node to ask next; None: there is none left. Late and down ones only where no other is."""
+        left = [peer for peer in self._peers if peer.node.name not in tried]
+        if not left:
+            return None
+        self._turn += 1
+        n = len(left)
+        ordered = [left[(self._turn + i) % n] for i in range(n)]
+        best = min(ordered, key=lambda peer: (not peer.up, peer.n_late > 0, peer.n_open))
+        return best if best.up or len(tried) < len(self._peers) else None
+
+    def may_hedge(self) -> bool:
+        """Whether one more search may be asked twice."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _start(self, search: _Search) -> None:
+        self._tokens = min(20.0, self._tokens + 0.1)
+        self._searches.add(search)
+        search.start()
+
+    def ended(self, search: _Search) -> None:
+        """It has its outcome."""
+        self._searches.discard(search)
+
+    # For callers
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        allow_partial: float | None = None,
+    ) -> SearchResult:
+        """The k nearest vectors of each query among its ``nprobe`` nearest lists, wherever these are.
+
+        Args:
+            queries: (d,) or (n, d) float32; (d,) answers (1, k).
+            k: 1..2048.
+            nprobe: default the nodes'.
+            deadline_ms: time from now in which the answer should be there; nprobe may be lowered for it, down to
+                ``min_nprobe``.
+            allow_partial: the least fraction of each query's work (0 < x <= 1) that an answer may rest on where nodes
+                are away or late; ``coverage`` of the answer says how much was done. None: all of it, or an error.
+
+        Raises:
+            InvalidInputError: names the argument. UnreachableError: no node answers. IncompleteAnswerError: less was
+            scanned than is allowed. RouterClosedError: after :meth:`close`.
+        """
+        return self.submit(
+            queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, allow_partial=allow_partial
+        ).result()
+
+    def submit(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        allow_partial: float | None = None,
+    ) -> Future[SearchResult]:
+        """:meth:`search` without waiting."""
+        params = SearchParams(
+            k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, allow_partial=allow_partial
+        )
+        asked = self._checked(queries)
+        options: dict[str, Any] = {"k": params.k, "n": len(asked), "d": self.dim}
+        if params.nprobe is not None:
+            options["nprobe"] = params.nprobe
+        if params.deadline_ms is not None:
+            options |= {"deadline_ms": params.deadline_ms, "min_nprobe": params.min_nprobe}
+        if params.allow_partial is not None:
+            options["allow_partial"] = params.allow_partial
+        body = asked.astype("<f4", copy=False).tobytes()
+        most = _MARGIN_BYTES + len(asked) * (12 * params.k + 12)
+        search = _Search(self, f"/v1/search?{urlencode(options)}", body, most, self._timeout_s)
+        with self._lock:
+            if self._closed:
+                raise RouterClosedError("the router of the cluster is closed")
+            self.loop.call_soon_threadsafe(self._start, search)
+        return search.future
+
+    def _checked(self, queries: Any) -> F32:
+        asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))
+        if asked.ndim != 2 or asked.shape[1] != self.dim or not 1 <= len(asked) <= MAX_BATCH_QUERIES:
+            raise InvalidInputError(f"queries have shape {asked.shape}; expected ({self.dim},) or (n, {self.dim})")
+        return asked
+
+    def status(self) -> list[dict[str, Any]]:
+        """Of each node: its state, and what it was asked."""
+        return [peer.status() for peer in self._peers]
+
+    def close(self) -> None:
+        """What is under way fails. Closing twice is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    async def _end(self) -> None:
+        for search in list(self._searches):
+            search._settle(RouterClosedError("the router of the cluster was closed"))
+        self._follower.cancel()
+        await asyncio.gather(self._follower, *(peer.close() for peer in self._peers), return_exceptions=True)
+        await asyncio.sleep(0)
+
+    def __enter__(self) -> ClusterRouter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

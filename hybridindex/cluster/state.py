@@ -1,0 +1,112 @@
+"""What a manager keeps on disk, so that it goes on where it was: the request, the nodes and the map in force."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridindex import filesystem
+from hybridindex.config import check_one_of, check_whole
+from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, MissingFileError, cannot_read
+from hybridindex.router.remote.cluster_map import MAX_NODES, ClusterMap
+
+__all__ = ["STATE_FILE", "ClusterRequest", "ClusterState", "NodeEntry", "read_state", "write_state"]
+
+STATE_FILE = "cluster.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRequest:
+    """What a cluster is asked to be.
+
+    Raises:
+        InvalidInputError: names the field.
+    """
+
+    replicas: int = 2
+    #: "hot": memory beyond the replicas has the hottest lists on every node. "none": it stays free.
+    replicate: Literal["hot", "none"] = "hot"
+    #: Seconds that a node may be away before its lists are copied anew.
+    repair_after_s: float = 10.0
+    #: Of such copies, and of a repartition, on each node; None: as fast as it goes.
+    copy_bytes_per_s: int | None = 200 << 20
+
+    def __post_init__(self) -> None:
+        check_whole("replicas", self.replicas, 1, MAX_NODES)
+        check_one_of("replicate", self.replicate, ("hot", "none"))
+        if not 0 <= self.repair_after_s <= 86_400:
+            raise InvalidInputError(f"repair_after_s is {self.repair_after_s!r}; expected seconds, a day at most")
+        if self.copy_bytes_per_s is not None:
+            check_whole("copy_bytes_per_s", self.copy_bytes_per_s, 1, 1 << 50)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEntry:
+    """A node as the manager knows it."""
+
+    name: str
+    url: str
+    #: That lists may take.
+    memory_bytes: int
+    #: It gives its lists up, and then leaves.
+    drains: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """All of it."""
+
+    cluster: str
+    #: The whole index.
+    index: str
+    request: ClusterRequest
+    #: In the order of the map.
+    nodes: tuple[NodeEntry, ...] = ()
+    #: None: nothing was placed yet.
+    map: ClusterMap | None = field(default=None, compare=False)
+
+
+def write_state(folder: Path, state: ClusterState) -> None:
+    """Replaces the file as a whole. Raises FileError."""
+    data = {
+        "format": _FORMAT,
+        "cluster": state.cluster,
+        "index": state.index,
+        "request": asdict(state.request),
+        "nodes": [asdict(node) for node in state.nodes],
+        "map": None if state.map is None else json.loads(state.map.to_json()),
+    }
+    filesystem.make_folder(folder, parents=True, exist_ok=True)
+    filesystem.replace_file(folder / STATE_FILE, json.dumps(data, indent=1), permissions=0o600)
+
+
+def read_state(folder: Path) -> ClusterState | None:
+    """None where there is none.
+
+    Raises:
+        CorruptIndexError: the file is damaged, or of a newer version.
+    """
+    file = folder / STATE_FILE
+    try:
+        data: Any = json.loads(filesystem.read_bytes(file))
+    except MissingFileError:
+        return None
+    except FileError as error:
+        raise cannot_read(error, "the cluster's state", file) from error
+    except ValueError as error:
+        raise CorruptIndexError(f"{file} is no state of a cluster: {error}") from error
+    try:
+        if data["format"] != _FORMAT:
+            raise CorruptIndexError(f"{file} has format {data['format']!r}; expected {_FORMAT}")
+        return ClusterState(
+            cluster=data["cluster"],
+            index=data["index"],
+            request=ClusterRequest(**data["request"]),
+            nodes=tuple(NodeEntry(**node) for node in data["nodes"]),
+            map=None if data["map"] is None else ClusterMap.from_json(json.dumps(data["map"])),
+        )
+    except (KeyError, TypeError, InvalidInputError) as error:
+        raise CorruptIndexError(f"{file} is no state of a cluster: {error!r}") from error

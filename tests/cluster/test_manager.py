@@ -1,0 +1,216 @@
+"""The manager over real daemons, without Ray: who serves, what is copied again, what changes and what is undone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.cluster.state import ClusterRequest, NodeEntry, read_state
+from hybridindex.errors import BuildError, InvalidInputError, ServiceError, UnsupportedIndexError
+from hybridindex.router import Router
+from hybridindex.service.auth import new_key
+from tests.cluster.searches import NPROBE, K, Load, wait_until
+from tests.clustered import DIM, small_index
+
+KEY = new_key()
+N, NLIST = 6000, 64
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return small_index(tmp_path_factory.mktemp("cluster") / "idx", n=N, nlist=NLIST)
+
+
+@pytest.fixture(scope="module")
+def one_machine(index):
+    with Router(index) as router:
+        yield lambda queries: router.search(queries, K, NPROBE)
+
+
+def spec_of(index, folder, number, memory_bytes):
+    return NodeSpec(
+        name=f"node-{number}",
+        index=str(index.path),
+        data=str(folder / f"node-{number}"),
+        memory_bytes=memory_bytes,
+        key=KEY,
+    )
+
+
+class Running:
+    """Nodes and their manager."""
+
+    def __init__(self, index, folder, n_nodes, share, request):
+        self.index, self.folder, self.request = index, folder, request
+        total = int((index.integrity.spans[:, :, 1] - index.integrity.spans[:, :, 0]).sum())
+        self.memory_bytes = int(share * total)
+        self.nodes = [NodeProcess(spec_of(index, folder, i, self.memory_bytes)) for i in range(n_nodes)]
+        self.manager = self.managed()
+        self.manager.set_nodes([self.entry(i) for i in range(n_nodes)])
+
+    def managed(self):
+        return Manager(self.folder / "state", cluster="test", index=self.index.path, request=self.request, key=KEY)
+
+    def entry(self, number):
+        return NodeEntry(name=f"node-{number}", url=self.nodes[number].url, memory_bytes=self.memory_bytes)
+
+    def router(self):
+        return ClusterRouter({f"node-{i}": node.url for i, node in enumerate(self.nodes)}, dim=DIM, key=KEY)
+
+    def states(self):
+        return [node["state"] for node in self.manager.status()["nodes"]]
+
+    def until(self, **wanted):
+        wait_until(lambda: {name: self.manager.status()[name] for name in wanted} == wanted)
+
+
+@contextmanager
+def running(index, folder, n_nodes=3, share=0.8, **request):
+    with ExitStack() as ending:
+        it = Running(index, folder, n_nodes, share, ClusterRequest(**request))
+        for node in it.nodes:
+            ending.callback(lambda node=node: node.close())
+        ending.callback(lambda: it.manager.close())
+        it.manager.repartition()
+        yield it
+
+
+def test_a_node_that_dies_costs_no_answer_and_comes_back(index, one_machine, tmp_path):
+    with running(index, tmp_path) as it, it.router() as router, Load(router, one_machine) as load:
+        load.more()
+        pid = it.nodes[1].pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: it.states()[1] == "down")
+        load.more()
+        wait_until(lambda: it.nodes[1].n_starts == 2 and it.states() == ["up"] * 3)
+        assert it.manager.status()["lists_below_replicas"] == 0
+        load.more()
+    assert not load.wrong
+    assert not load.errors
+
+
+def test_a_node_that_hangs_leaves_the_map_and_its_lists_are_copied(index, one_machine, tmp_path):
+    with running(index, tmp_path, share=1.2, repair_after_s=0.5, replicate="none") as it, it.router() as router:
+        before = it.manager.status()
+        assert sum(node["lists"] for node in before["nodes"]) == 2 * NLIST
+        with Load(router, one_machine) as load:
+            load.more()
+            os.kill(it.nodes[2].pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: it.states() == ["up", "up", "down"])
+                # Two nodes are left, and each list is to be on both.
+                it.until(lists_below_replicas=0, lists_of_nobody=0)
+                assert all(node["lists"] == NLIST for node in it.manager.status()["nodes"][:2])
+                load.more()
+            finally:
+                os.kill(it.nodes[2].pid, signal.SIGCONT)
+            wait_until(lambda: it.states() == ["up"] * 3)
+            load.more()
+        assert not load.wrong
+        assert not load.errors
+
+
+def test_nodes_come_and_go_while_searches_go_on(index, one_machine, tmp_path):
+    with running(index, tmp_path, share=1.0) as it, it.router() as router, Load(router, one_machine) as load:
+        load.more()
+        it.nodes.append(NodeProcess(spec_of(index, tmp_path, 3, it.memory_bytes)))
+        try:
+            it.manager.set_nodes([it.entry(i) for i in range(4)])
+            moved = it.manager.repartition()
+            assert moved["taken_bytes"] > 0
+            assert it.manager.status()["nodes"][3]["lists"] > 0
+            load.more()
+            it.manager.drain("node-0")
+            status = it.manager.status()
+            assert status["nodes"][0]["lists"] == 0
+            assert status["lists_below_replicas"] == 0
+            load.more()
+            # Nobody asks it any more, once all have the map.
+            it.nodes[0].close()
+            load.more(60)
+        finally:
+            it.nodes[3].close()
+    assert not load.wrong
+    assert not load.errors
+
+
+def test_a_manager_goes_on_where_it_was(index, one_machine, tmp_path):
+    with running(index, tmp_path) as it, it.router() as router:
+        before = it.manager.status()
+        it.manager.close()
+        with Load(router, one_machine) as load:
+            load.more()  # nodes need no manager
+        assert not load.wrong
+        assert not load.errors
+        it.manager = it.managed()
+        wait_until(lambda: it.states() == ["up"] * 3)
+        after = it.manager.status()
+        assert [node["lists"] for node in after["nodes"]] == [node["lists"] for node in before["nodes"]]
+        assert it.manager.repartition()["taken_bytes"] == 0
+
+
+def test_lists_that_are_damaged_on_a_node_come_from_others(index, one_machine, tmp_path):
+    with running(index, tmp_path, n_nodes=2, share=1.0) as it, it.router() as router:
+        it.nodes[0].close()
+        [file] = (tmp_path / "node-0" / "share").glob("gen-*/lists.bin")
+        spans = index.integrity.spans
+        at = int(spans[5, 0, 0])
+        with file.open("r+b") as opened:
+            opened.seek(at)
+            opened.write(bytes(64))
+        it.nodes[0] = NodeProcess(spec_of(index, tmp_path, 0, it.memory_bytes))
+        it.manager.set_nodes([it.entry(0), it.entry(1)])
+        with Load(router, one_machine) as load:
+            wait_until(lambda: it.states() == ["up"] * 2)
+            load.more()
+        assert not load.wrong
+        assert not load.errors
+        assert file.read_bytes()[at : at + 64] != bytes(64)
+
+
+def test_a_change_that_a_node_cannot_do_is_undone(index, one_machine, tmp_path):
+    with running(index, tmp_path, share=0.8, replicate="none") as it, it.router() as router:
+        before, state = it.manager.status(), read_state(tmp_path / "state")
+        os.kill(it.nodes[2].pid, signal.SIGKILL)
+        it.nodes[2].close()
+        with pytest.raises(InvalidInputError, match="memory are missing"):
+            it.manager.drain("node-1")
+        with pytest.raises(InvalidInputError, match="expected one of node-0, node-1, node-2"):
+            it.manager.drain("node-7")
+        after = read_state(tmp_path / "state")
+        assert [node.drains for node in after.nodes] == [False] * 3
+        np.testing.assert_array_equal(after.map.holders, state.map.holders)
+        assert [node["lists"] for node in it.manager.status()["nodes"]] == [node["lists"] for node in before["nodes"]]
+        with Load(router, one_machine) as load:
+            load.more()
+        assert not load.wrong
+        assert not load.errors
+
+
+def test_one_change_at_a_time(index, tmp_path):
+    with running(index, tmp_path, n_nodes=2, share=1.0) as it:
+        with it.manager._changing, pytest.raises(BuildError, match="another change"):
+            it.manager.repartition()
+        assert it.manager.repartition()["changed_lists"] == 0
+
+
+def test_what_no_cluster_can_be_made_of(index, tmp_path):
+    with pytest.raises(ServiceError, match="did not start"):
+        NodeProcess(NodeSpec(
+            name="node-0", index=str(index.path), data=str(tmp_path / "node"), memory_bytes=1, key=KEY,
+            options=("--nonsense",),
+        ))  # fmt: skip
+    changed = small_index(tmp_path / "changed", n=600, nlist=8)
+    import hybridindex as hx
+
+    with hx.open(changed.path) as opened:
+        opened.delete([1, 2, 3])
+    with pytest.raises(UnsupportedIndexError, match="compact it first"):
+        Manager(tmp_path / "s", cluster="c", index=changed.path, request=ClusterRequest(), key=KEY)

@@ -1,0 +1,103 @@
+"""A cluster on real Ray, by the commands: start, search, kills, stops, changes, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import hybridindex.cluster as hc
+from hybridindex.router import Router
+from tests.cluster.searches import NPROBE, K, Load, wait_until
+from tests.clustered import clustered, small_index
+
+pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.slow
+
+NLIST = 64
+
+
+def run(*words, code=0):
+    """What ``hybridindex cluster WORDS`` prints."""
+    command = [sys.executable, "-W", "ignore", "-m", "hybridindex", "cluster", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if "--json" in words and not code else done.stdout + done.stderr
+
+
+def processes_of(folder, words=" -m "):
+    """Ids of processes that name a folder in their command, and ``words``."""
+    found = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in found.splitlines() if str(folder) in line and words in line]
+
+
+@contextmanager
+def started(index, folder, n, **options):
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    status = run("start", index.path, "--local", n, "--data", folder / "data", "--json", *words)
+    try:
+        yield status
+    finally:
+        run("stop", index.path)
+
+
+def pid_of_daemon(folder, name):
+    [pid] = processes_of(folder, f"--node {name} ")
+    return pid
+
+
+def test_four_nodes_from_start_to_stop(tmp_path):
+    """Nodes are killed, stopped, added and drained, and lists move under load: no answer is wrong or lost."""
+    index = small_index(tmp_path / "idx", n=6000, nlist=NLIST)
+    with Router(index) as router, started(index, tmp_path, 4, memory_per_node="400KiB", repair_after=1) as status:
+        assert [node["state"] for node in status["nodes"]] == ["up"] * 4
+        assert run("status", index.path, "--json")["map_version"] >= 1
+        url = status["nodes"][0]["url"]
+        key = (index.path / "cluster" / "key").read_text()
+
+        def one_machine(queries):
+            return router.search(queries, K, NPROBE)
+
+        def states():
+            return [node["state"] for node in run("status", index.path, "--json")["nodes"]]
+
+        # No Ray is needed to search.
+        with hc.connect(index.path, address=url, key=key) as cluster, cluster.router() as searched:
+            assert {node["name"] for node in searched.status()} == {f"node-{i}" for i in range(4)}
+            with Load(searched, one_machine) as load:
+                load.more()
+                os.kill(pid_of_daemon(tmp_path, "node-1"), signal.SIGKILL)
+                load.more()
+                stopped = pid_of_daemon(tmp_path, "node-2")
+                os.kill(stopped, signal.SIGSTOP)
+                try:
+                    wait_until(lambda: states()[2] == "down")
+                    load.more()
+                finally:
+                    os.kill(stopped, signal.SIGCONT)
+                wait_until(lambda: states() == ["up"] * 4)
+                load.more()
+                moved = run("add-node", index.path, "--json")
+                assert moved["node_bytes"]["node-4"] > 0
+                load.more()
+                run("drain", index.path, "node-0", "--json")
+                assert run("repartition", index.path, "--json")["changed_lists"] == 0
+                load.more()
+            assert not load.wrong
+            assert not load.errors
+        queries = tmp_path / "queries.npy"
+        np.save(queries, clustered(7))
+        found = run("search", index.path, "--queries", queries, "-k", K, "--nprobe", NPROBE, "--json")
+        np.testing.assert_array_equal(found["ids"], one_machine(clustered(7)).ids)
+        assert found["coverage"] is None
+        assert "runs here; stop it first" in run("start", index.path, "--local", 2, code=8)
+        after = run("status", index.path, "--json")
+        assert (after["lists_below_replicas"], after["lists_of_nobody"]) == (0, 0)
+    assert not processes_of(tmp_path)
+    assert "no Ray cluster answers" in run("status", index.path, "--address", "127.0.0.1:1", code=8)

@@ -1,0 +1,138 @@
+"""Maps, scans between nodes, requests and states: their forms, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridindex.cluster import NodeOptions
+from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
+from hybridindex.errors import CorruptIndexError, InvalidInputError
+from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
+from hybridindex.router.remote.scan_codec import decode_found, decode_scan, encode_found, encode_scan
+
+
+def a_map(holders=(1, 3, 2), n_nodes=2, **changes):
+    values = {
+        "cluster": "c",
+        "version": 1,
+        "fingerprint": "f",
+        "generation": 1,
+        "nodes": tuple(MapNode(name=f"node-{i}", url=f"http://127.0.0.1:{9000 + i}") for i in range(n_nodes)),
+        "holders": np.array(holders, dtype=np.uint64),
+        "replicas": 1,
+    }
+    return ClusterMap(**{**values, **changes})
+
+
+@given(st.integers(1, 64).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, 2**n - 1), min_size=1))))
+def test_maps_survive_json(drawn):
+    n_nodes, holders = drawn
+    map_ = a_map(holders, n_nodes)
+    again = ClusterMap.from_json(map_.to_json())
+    np.testing.assert_array_equal(again.holders, map_.holders)
+    assert (again.nodes, again.version, again.replicas) == (map_.nodes, map_.version, map_.replicas)
+    for node in range(n_nodes):
+        np.testing.assert_array_equal(again.held_by(node), [bool(h >> node & 1) for h in holders])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "format 2; expected 1"),
+        ({"nlist": 0}, "nlist of a map is 0"),
+        ({"version": "3"}, "version of a map is '3'"),
+        ({"nodes": {}}, "nodes of a map are no list"),
+        ({"nodes": [{"name": "a b", "url": "http://h:1", "lists": []}]}, "a node's name is 'a b'"),
+        ({"nodes": [{"name": "a", "url": "ftp://h:1", "lists": []}]}, "the url of node a is 'ftp://h:1'"),
+        ({"nodes": [{"name": "a", "url": "http://h:1", "lists": [[2, 9]]}]}, "no ranges"),
+        ({"nodes": [{"name": "a", "url": "http://h:1", "lists": [[0, 1]]}] * 2}, "different names"),
+    ],
+)
+def test_what_is_no_map_is_refused(change, words):
+    data = json.loads(a_map().to_json()) | change
+    with pytest.raises(InvalidInputError, match=words.replace("(", r"\(")):
+        ClusterMap.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000])
+def test_what_is_no_json_is_refused(text):
+    with pytest.raises(InvalidInputError):
+        ClusterMap.from_json(text)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_scans_survive_the_wire(n, d, w, seed):
+    rng = np.random.default_rng(seed)
+    queries, coarse = rng.random((n, d), np.float32), rng.random((n, w), np.float32)
+    probes = rng.integers(-1, 9, (n, w))
+    found = decode_scan(encode_scan(queries, probes, coarse), n=n, d=d, w=w, nlist=9)
+    for there, here in zip(found, (queries, probes, coarse), strict=True):
+        np.testing.assert_array_equal(there, here)
+    distances, ids = rng.random((n, w), np.float32), rng.integers(-1, 1 << 62, (n, w))
+    for there, here in zip(decode_found(encode_found(distances, ids), n=n, k=w), (distances, ids), strict=True):
+        np.testing.assert_array_equal(there, here)
+
+
+def test_scans_that_are_none_are_refused():
+    queries, probes, coarse = np.ones((2, 3), np.float32), np.zeros((2, 4), np.int64), np.ones((2, 4), np.float32)
+    body = encode_scan(queries, probes, coarse)
+    with pytest.raises(InvalidInputError, match="has 87 bytes; expected 88"):
+        decode_scan(body[:-1], n=2, d=3, w=4, nlist=9)
+    with pytest.raises(InvalidInputError, match=r"outside -1\.\.8"):
+        decode_scan(encode_scan(queries, probes + 9, coarse), n=2, d=3, w=4, nlist=9)
+    with pytest.raises(InvalidInputError, match="not finite"):
+        decode_scan(encode_scan(queries * np.nan, probes, coarse), n=2, d=3, w=4, nlist=9)
+    with pytest.raises(InvalidInputError, match="a node's answer has 3 bytes"):
+        decode_found(b"abc", n=2, k=4)
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path):
+    assert read_state(tmp_path) is None
+    state = ClusterState(
+        cluster="c",
+        index="/idx",
+        request=ClusterRequest(replicas=1, copy_bytes_per_s=None),
+        nodes=(NodeEntry(name="node-0", url="http://h:1", memory_bytes=7, drains=True),),
+        map=a_map(),
+    )
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert again == state
+    np.testing.assert_array_equal(again.map.holders, state.map.holders)
+    for content in ("{", "{}", '{"format": 9}', json.dumps({"format": 1, "cluster": "c"})):
+        (tmp_path / "cluster.json").write_text(content)
+        with pytest.raises(CorruptIndexError, match=r"cluster\.json"):
+            read_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"replicas": 0}, "replicas is 0"),
+        ({"replicate": "warm"}, "replicate is 'warm'"),
+        ({"repair_after_s": -1}, "repair_after_s is -1"),
+        ({"copy_bytes_per_s": 0}, "copy_bytes_per_s is 0"),
+    ],
+)
+def test_bad_requests_name_the_field(values, words):
+    with pytest.raises(InvalidInputError, match=words):
+        ClusterRequest(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
+        ({"host": "0.0.0.0"}, "tls_cert is missing"),
+        ({"host": "auto"}, "insecure_network"),
+        ({"tls_cert": "a"}, "belong together"),
+    ],
+)
+def test_nodes_that_others_could_reach_need_a_certificate(values, words, tmp_path):
+    with pytest.raises(InvalidInputError, match=words):
+        NodeOptions(**{"memory_bytes": 1, "data": tmp_path, **values})
