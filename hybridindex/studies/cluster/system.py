@@ -1,0 +1,146 @@
+"""A cluster that can be simulated: nodes like the profiled machine, lists placed by the plan that a cluster serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.paging import scratch_for_budget
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.models.latency import LatencyModel
+from hybridindex.partitioner.nodes.cover import MOST_NODES
+from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest, lists_of_node
+from hybridindex.partitioner.nodes.placement import place_lists
+from hybridindex.partitioner.placement import place_lpt
+from hybridindex.studies.cluster.visits import Visits, visits_of
+from hybridindex.studies.simulator.arrivals import check_number
+from hybridindex.studies.simulator.engine_loop import EngineRules
+from hybridindex.studies.simulator.query_pool import QueryPool, query_pool
+from hybridindex.types import F64, Profile
+
+__all__ = ["ClusterInputs", "ClusterSystem", "Network", "build_cluster"]
+
+I16 = npt.NDArray[np.int16]
+
+#: Most devices of a node.
+_MOST_DEVICES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Costs of asking another node. The defaults were measured on loopback, two daemons on one machine
+    (docs/simulator.md). Raises InvalidInputError, which names the field."""
+
+    #: From one node to another, one way.
+    hop_s: float = 11e-6
+    #: Of the line of each node, to others; what leaves a node leaves one after the other.
+    bytes_per_s: float = 4.8e9
+    #: Engine time lost for each node that a batch asks, on the asking node (encoding, sending, merging; half of it
+    #: before the question leaves, half after the answer came), and for each scan that others ask, on the asked one.
+    ask_s: float = 550e-6
+    serve_s: float = 550e-6
+
+    def __post_init__(self) -> None:
+        for name in ("hop_s", "ask_s", "serve_s"):
+            check_number(name, getattr(self, name), least=0.0)
+        check_number("bytes_per_s", self.bytes_per_s, above=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterInputs:
+    """What is simulated on any number of nodes. Raises InvalidInputError, which names the field."""
+
+    #: Of one machine; every node is like it.
+    analysis: Analysis
+    slo_s: float
+    rate: float
+    #: Bytes of lists that a node may hold.
+    node_bytes: int
+    #: Nodes that hold each list; fewer where there are fewer nodes.
+    replicas: int = 2
+    network: Network = field(default_factory=Network)
+    #: Devices of each node, and bytes of each that an index may take (scratch included).
+    n_devices: int = 0
+    budget_bytes: int = 0
+    rules: EngineRules = field(default_factory=EngineRules)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("slo_s", self.slo_s, above=0.0)
+        check_number("rate", self.rate, above=0.0)
+        check_number("node_bytes", self.node_bytes, above=0.0)
+        check_number("budget_bytes", self.budget_bytes, least=0.0)
+        if not 0 <= self.n_devices <= _MOST_DEVICES:
+            raise InvalidInputError(f"n_devices is {self.n_devices}; give 0 to {_MOST_DEVICES} of each node")
+        if self.replicas < 1:
+            raise InvalidInputError(f"replicas is {self.replicas}; give an integer >= 1")
+        if self.rules.max_batch is not None and self.rules.max_batch < 1:
+            raise InvalidInputError(f"max_batch is {self.rules.max_batch}; give an integer >= 1, or None")
+        if self.analysis.profile.bits is not None:
+            raise InvalidInputError("the profile is of a search by codes; nodes of a cluster scan rows: profile these")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterSystem:
+    """Nodes with their lists."""
+
+    inputs: ClusterInputs
+    plan: NodePlan
+    pool: QueryPool
+    #: (n_nodes, nlist) int16 device of each list on each node, -1 = host.
+    list_device: I16
+
+    @property
+    def n_nodes(self) -> int:
+        return self.plan.request.n_nodes
+
+    @property
+    def model(self) -> LatencyModel:
+        return self.inputs.analysis.latency
+
+    def visits(self, n: int) -> Visits:
+        """Visits of ``n`` requests: request i asks query i modulo the pool; of each ``n_nodes`` requests in a row every
+        node answers one, in a random order."""
+        rng = np.random.default_rng((self.inputs.seed, self.n_nodes))
+        rounds = -(-n // self.n_nodes)
+        own = rng.permuted(np.tile(np.arange(self.n_nodes), (rounds, 1)), axis=1).ravel()[:n]
+        probes = self.pool.probes[np.arange(n) % len(self.pool)]
+        return visits_of(probes, self.plan, self.list_device, own, self.inputs.n_devices)
+
+
+def build_cluster(inputs: ClusterInputs, n_nodes: int) -> ClusterSystem:
+    """The cluster of ``n_nodes`` nodes. Lists are placed by half of the profile's queries; requests ask the others.
+
+    Raises:
+        InvalidInputError: no such number of nodes, or too little memory: the message says how much is missing.
+    """
+    if not 1 <= n_nodes <= MOST_NODES:
+        raise InvalidInputError(f"nodes is {n_nodes}; give 1 to {MOST_NODES}")
+    profile, curve = inputs.analysis.profile, inputs.analysis.curve
+    request = NodeRequest(node_bytes=(inputs.node_bytes,) * n_nodes, replicas=min(inputs.replicas, n_nodes))
+    work = _work(profile)
+    plan = place_lists(profile.list_bytes, work, request, probes=profile.access.fit_probes.astype(np.int64))
+    list_device = np.full((n_nodes, profile.nlist), -1, dtype=np.int16)
+    room = max(0, inputs.budget_bytes - scratch_for_budget(inputs.budget_bytes)) // curve.geometry.page_bytes
+    if inputs.n_devices and room and inputs.analysis.latency.device is not None:
+        pages = np.empty(profile.nlist, dtype=np.int64)
+        pages[curve.order] = curve.pages_by_rank
+        # A list that several nodes hold is scanned by one of them at a time.
+        each = work / np.maximum(plan.copies, 1)
+        for node in range(n_nodes):
+            held = lists_of_node(plan.holders, node)
+            held = held[work[held] > 0]
+            held = held[np.argsort(curve.rank[held])]
+            fits = held[np.cumsum(pages[held]) <= room * inputs.n_devices]
+            list_device[node, fits] = place_lpt(each[fits], pages[fits], [room] * inputs.n_devices).device
+    return ClusterSystem(inputs=inputs, plan=plan, pool=query_pool(curve, profile.dim), list_device=list_device)
+
+
+def _work(profile: Profile) -> F64:
+    """(nlist,) float64 bytes that a query scans of each list, in the mean."""
+    accesses = profile.access.list_accesses
+    work: F64 = accesses * profile.list_bytes * (profile.nprobe / max(float(accesses.sum()), 1e-300))
+    return work

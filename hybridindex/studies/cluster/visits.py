@@ -1,0 +1,91 @@
+"""Which node scans which lists of each request, as the cluster decides it: a *visit* is a request's part on a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.partitioner.nodes.cover import NOBODY, choose_nodes
+from hybridindex.partitioner.nodes.node_plan import NodePlan, mask_of, matrix_of
+from hybridindex.types import F64, I64
+
+__all__ = ["Visits", "visits_of"]
+
+I16 = npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Visits:
+    """Visits of n requests in order; of each request by node. A request has one on its own node only where it scans
+    there."""
+
+    #: (n,) int64 the node that answers each request; (n + 1,) int64 where its visits begin.
+    own: I64
+    first: I64
+    #: (v,) int64 node of each; (v + 1,) int64 where its lists begin in ``lists``, and where those on devices begin.
+    node: I64
+    start: I64
+    on_devices: I64
+    #: (m,) int64 lists and their devices: of each visit those of the host first.
+    lists: I64
+    device: I16
+    #: (v,) float64 bytes on the host; (v, n_devices) float64 bytes on each device.
+    host_work: F64
+    device_work: F64
+    #: (v,) float64 part of its request's bytes that is not of this visit's host scan.
+    elsewhere: F64
+    #: (n,) float64 part of each request's bytes on its own node, and on devices of any.
+    local: F64
+    hit_rate: F64
+
+    @property
+    def fan_out(self) -> float:
+        """Nodes beside the answering one that a request asks, in the mean."""
+        others = self.node != np.repeat(self.own, np.diff(self.first))
+        return float(others.sum() / len(self.own))
+
+
+def visits_of(probes: I64, plan: NodePlan, list_device: I16, own: I64, n_devices: int) -> Visits:
+    """Visits of the requests with ``probes`` (n, p) int64, -1 = none, that nodes ``own`` (n,) int64 answer.
+
+    Args:
+        list_device: (n_nodes, nlist) int16 device of each list on each node, -1 = host.
+    """
+    n, n_nodes = len(probes), plan.request.n_nodes
+    on, usable = matrix_of(plan.holders, n_nodes), mask_of(plan.request.taking)
+    where = np.empty(probes.shape, dtype=np.int64)
+    for node in np.unique(own).tolist():
+        mine = own == node
+        found = choose_nodes(probes[mine], here=on[:, node], holders=plan.holders, usable=usable, own=node)
+        assert (found != NOBODY).all(), "a plan that was not repaired places every list"
+        where[mine] = np.where(found >= 0, found, node)
+    request, column = np.nonzero(probes >= 0)
+    node, lists = where[request, column], probes[request, column]
+    device = list_device[node, lists]
+    order = np.lexsort((device, node, request))
+    request, node, lists, device = request[order], node[order], lists[order], device[order]
+    key = request * n_nodes + node
+    start = np.flatnonzero(np.diff(key, prepend=-1))
+    visit_of = np.cumsum(np.diff(key, prepend=-1) > 0) - 1
+    nbytes = plan.list_bytes[lists].astype(np.float64)
+    work = np.zeros((len(start), n_devices + 1))
+    np.add.at(work, (visit_of, device + 1), nbytes)
+    whole = np.maximum(np.bincount(request, weights=nbytes, minlength=n), 1e-300)
+    ends = np.append(start, len(lists))
+    on_host = np.bincount(visit_of, weights=device < 0, minlength=len(start)).astype(np.int64)
+    return Visits(
+        own=own,
+        first=np.searchsorted(request[start], np.arange(n + 1)),
+        node=node[start],
+        start=ends,
+        on_devices=ends[:-1] + on_host,
+        lists=lists,
+        device=device,
+        host_work=work[:, 0],
+        device_work=work[:, 1:],
+        elsewhere=1.0 - work[:, 0] / whole[request[start]],
+        local=np.bincount(request, weights=nbytes * (node == own[request]), minlength=n) / whole,
+        hit_rate=np.bincount(request, weights=nbytes * (device >= 0), minlength=n) / whole,
+    )

@@ -1,0 +1,140 @@
+"""A cluster simulated step by step in plain Python: sets of lists, one clock, no tables and no arrays of work.
+
+For hosts whose threads share queries, without scatter, wake-ups and devices. It knows the true order of things: at each
+step the earliest of all arrivals, messages and free engines happens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hybridindex.partitioner.models.scan_models import ScanWork
+
+
+def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k, request_cost, n_nodes, most):
+    """Seconds at which each request is answered.
+
+    Args:
+        where: (n, p) node that scans each probe.
+        most: largest batch.
+    """
+    n = len(arrivals)
+    part = [
+        {
+            node: [int(each) for each, at in zip(probes[i], where[i], strict=True) if at == node and each >= 0]
+            for node in range(n_nodes)
+        }
+        for i in range(n)
+    ]
+    # Per node: what comes (time, number, kind, requests, who asked), and when engine, slots and line are free.
+    coming: list[list[Any]] = [[] for _ in range(n_nodes)]
+    for i in range(n):
+        coming[own[i]].append((arrivals[i], i, "own", [i], None))
+    free, line = [-math.inf] * n_nodes, [0.0] * n_nodes
+    slots = [[0.0, 0.0] for _ in range(n_nodes)]
+    turn = [0] * n_nodes
+    done = np.zeros(n)
+    number = n
+
+    def send(node, at, nbytes):
+        line[node] = max(line[node], at) + nbytes / network.bytes_per_s
+        return line[node] + network.hop_s
+
+    def scan_seconds(groups):
+        lists = [group for group in groups if group]
+        if not lists:
+            return 0.0
+        sizes = [float(sum(list_bytes[x] for x in group)) for group in lists]
+        union = set().union(*lists)
+        columns = (
+            len(groups), sum(map(len, lists)), max(map(len, lists)), sum(sizes), max(sizes),
+            float(sum(list_bytes[x] for x in union)), 0.0, 0.0,
+        )  # fmt: skip
+        names = (
+            "batch",
+            "probes",
+            "max_probes",
+            "work_bytes",
+            "max_work_bytes",
+            "unique_bytes",
+            "min_hit_rate",
+            "masked",
+        )
+        row = {name: np.array([value], dtype=float) for name, value in zip(names, columns, strict=True)}
+        return float(model.host.model.predict(ScanWork(**row))[0]) * model.host_routing.scale
+
+    def ends(groups_of_task):
+        """Part of the scan after which each task is done: whose lists are lightest is first."""
+        order = sorted(
+            range(len(groups_of_task)), key=lambda t: sum(float(list_bytes[x]) for g in groups_of_task[t] for x in g)
+        )
+        wanted: dict[int, int] = {}
+        for groups in groups_of_task:
+            for group in groups:
+                for x in group:
+                    wanted[x] = wanted.get(x, 0) + 1
+        total = sum(list_bytes[x] * (1 + request_cost * w) for x, w in wanted.items())
+        seen: set[int] = set()
+        passed, found = 0.0, [0.0] * len(groups_of_task)
+        for t in order:
+            mine = {x for group in groups_of_task[t] for x in group}
+            passed += sum(list_bytes[x] * (1 + request_cost * wanted[x]) for x in mine - seen)
+            seen |= mine
+            found[t] = passed / total if mine else 0.0
+        return found
+
+    while True:
+        # The node that starts first.
+        starts = []
+        for node in range(n_nodes):
+            if coming[node]:
+                at = max(min(item[0] for item in coming[node]), free[node], slots[node][turn[node] % 2])
+                starts.append((at, node))
+        if not starts:
+            return done
+        now, node = min(starts)
+        ready = sorted(item for item in coming[node] if item[0] <= now)
+        for kind in ("own", "asked"):
+            batch: list[Any] = []
+            size = 0
+            for item in ready:
+                if item[2] == kind:
+                    if batch and size + len(item[3]) > most:
+                        break
+                    batch.append(item)
+                    size += len(item[3])
+            if not batch:
+                continue
+            coming[node] = [item for item in coming[node] if item not in batch]
+            begin = max(now, free[node], slots[node][turn[node] % 2])
+            split = begin + (model.fixed_s(size) * model.host_routing.scale if kind == "own" else 0.0)
+            asked: dict[int, list[int]] = {}
+            if kind == "own":
+                for item in batch:
+                    i = item[3][0]
+                    for other in range(n_nodes):
+                        if other != node and part[i][other]:
+                            asked.setdefault(other, []).append(i)
+                for other in sorted(asked):
+                    rows = asked[other]
+                    width = max(len(part[i][other]) for i in rows)
+                    nbytes = 4 * len(rows) * (dim + 2 * width)
+                    there = send(node, split + network.ask_s / 2, nbytes)
+                    coming[other].append((there, number, "asked", rows, node))
+                    number += 1
+            messages = len(asked) * network.ask_s if kind == "own" else len(batch) * network.serve_s
+            groups = [[part[i][node] for i in item[3]] for item in batch]
+            scan = scan_seconds([group for task in groups for group in task])
+            took = model.host_routing.fixed_s + model.host_routing.per_query_s * size + scan + messages
+            parts = ends(groups) if len(batch) > 1 and scan else [1.0] * len(batch)
+            for item, share in zip(batch, parts, strict=True):
+                at = split + share * took
+                if kind == "asked":
+                    at = send(node, at, 12 * len(item[3]) * k) + network.ask_s / 2
+                for i in item[3]:
+                    done[i] = max(done[i], at)
+            free[node] = slots[node][turn[node] % 2] = split + took
+            turn[node] += 1
