@@ -33,7 +33,12 @@ NOT_OURS = {
     "manifest.json",
     "rabitq.json",
     "attributes.json",
+    "share.json",
     "snapshot.json",
+    "cluster.json",
+    "nodes.json",
+    "ray.json",
+    "keys.json",
     "NNNN_what_changed.py",
 }
 #: A logger and a span of traces.
@@ -47,6 +52,7 @@ NOT_OUR_NAMES = {
     "IndexPreTransform",
     "OnDiskInvertedLists",
 }
+NOT_OUR_NAMES |= {"RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"}
 NOT_OUR_NAMES |= {"Accept", "Host", "Origin", "predicted_min_hit_rate_quantile", "coverage_series", "latency_series"}
 
 pages = pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: page.name)

@@ -33,8 +33,13 @@ def parses(words):
     group = typer.main.get_command(make_app())
     context = group.make_context("hybridindex", list(words), resilient_parsing=True)
     name, command, rest = group.resolve_command(context, list(words))
-    if rest != ["--help"]:
-        command.make_context(name, rest, parent=context)
+    if rest == ["--help"]:
+        return name
+    context = command.make_context(name, list(rest), parent=context)
+    # `profile INDEX` is `profile index INDEX`, by a group that finds that out itself.
+    if "index" not in getattr(command, "commands", {"index": None}):
+        of_group, command, rest = command.resolve_command(context, rest)
+        command.make_context(of_group, rest, parent=context)
     return name
 
 
@@ -156,3 +161,112 @@ def test_the_health_check_sees_a_daemon_come_and_go(running, cli):
     assert cli("drain", index).code == 0
     assert process.wait() == 0
     assert not healthy()
+
+
+CLUSTER = ROOT / "examples/cluster"
+SCRIPTS = sorted(CLUSTER.glob("*.sh"))
+
+
+@pytest.fixture(scope="module")
+def kuberay():
+    """Kind -> object."""
+    return {each["kind"]: each for each in yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())}
+
+
+def commands_in(text):
+    """Words of every ``ray`` and ``hybridindex`` command of a shell script, also of one that a job of Ray runs."""
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
+    found = re.findall(r"(?:^|exec |-- |\{ )((?:ray|hybridindex) [a-z].*?)(?= -- | \||>|;|$)", "\n".join(lines), re.M)
+    return [shlex.split(line.strip()) for line in found]
+
+
+def ray_takes(words):
+    """Whether Ray's command line takes these words; nothing is run. Its commands list and job are in ray[default]."""
+    from ray.scripts.scripts import cli as ray_cli
+
+    ray_cli.commands[words[0]].make_context(words[0], words[1:])
+    return True
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_of_a_cluster_parse(script):
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
+    text = script.read_text()
+    assert "set -euo pipefail" in text
+    # Before anything that reads it.
+    first = next(line for line in text.splitlines() if re.match(r"export RAY|(exec )?ray |hybridindex ", line))
+    assert first == "export RAY_AUTH_MODE=token"
+    commands = commands_in(text)
+    assert commands
+    for program, *words in commands:
+        assert parses(words) == "cluster" if program == "hybridindex" else ray_takes(words)
+
+
+def test_an_option_that_ray_or_a_cluster_does_not_have_is_noticed():
+    text = "hybridindex cluster start idx --no-such\nexec ray start --head \\\n  --no-such-option 1\n"
+    ours, rays = commands_in(text)
+    assert rays == ["ray", "start", "--head", "--no-such-option", "1"]
+    with pytest.raises(Exception, match="No such option"):
+        parses(ours[1:])
+    with pytest.raises(Exception, match="No such option"):
+        ray_takes(rays[1:])
+
+
+def test_commands_of_the_cluster_on_kubernetes_parse(kuberay):
+    (container,) = kuberay["Job"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-ec"]
+    (text,) = container["args"]
+    subprocess.run(["bash", "-n", "-c", text], check=True, timeout=60)
+    found = commands_in(text)
+    assert [words[:3] for words in found] == [
+        ["ray", "list", "nodes"],
+        ["ray", "job", "submit"],
+        ["hybridindex", "cluster", "start"],
+    ]
+    assert parses(found[2][1:]) == "cluster"
+    group = kuberay["RayCluster"]["spec"]
+    n = 1 + sum(workers["replicas"] for workers in group["workerGroupSpecs"])
+    assert f"-ge {n} " in text
+    assert f"http://{kuberay['RayCluster']['metadata']['name']}-head-svc:8265" in text
+
+
+def test_what_the_cluster_on_kubernetes_names_is_defined(kuberay):
+    cluster, job = kuberay["RayCluster"], kuberay["Job"]["spec"]["template"]["spec"]
+    head = cluster["spec"]["headGroupSpec"]
+    pods = [head["template"]["spec"], *(w["template"]["spec"] for w in cluster["spec"]["workerGroupSpecs"])]
+    text = (CLUSTER / "kuberay.yaml").read_text()
+    secret = re.search(r"kubectl create secret generic (\S+) --from-literal=(\w+)=", text).groups()
+    for pod in [*pods, job]:
+        (container,) = pod["containers"]
+        variables = {each["name"]: each for each in container["env"]}
+        assert variables["RAY_AUTH_MODE"]["value"] == "token"
+        assert tuple(variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"].values()) == secret
+        volumes = {volume["name"] for volume in pod.get("volumes", ())}
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} == volumes
+    claims = {v["persistentVolumeClaim"]["claimName"] for v in pods[0]["volumes"] if "persistentVolumeClaim" in v}
+    assert claims == {kuberay["PersistentVolumeClaim"]["metadata"]["name"]}
+    # Every machine has the index and a folder for shares where the command says that they are.
+    words = commands_in(job["containers"][0]["args"][0])[2]
+    mounts = {mount["mountPath"] for mount in pods[0]["containers"][0]["volumeMounts"]}
+    assert {words[words.index("--data") + 1], str(Path(words[3]).parent)} == mounts
+    (port,) = kuberay["Service"]["spec"]["ports"]
+    assert words[words.index("--serve") + 1] == f"--port {port['port']}"
+    assert kuberay["Service"]["spec"]["selector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    # Without TLS between pods, others are kept away from them.
+    policy = kuberay["NetworkPolicy"]["spec"]
+    assert "--insecure-network" in words
+    assert policy["podSelector"]["matchLabels"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    ready = [source for rule in policy["ingress"] if "ports" not in rule for source in rule["from"]]
+    assert all("podSelector" in source and "namespaceSelector" not in source for source in ready)
+    assert kuberay["Job"]["metadata"]["name"] in json.dumps(policy["ingress"])
+
+
+def test_the_image_of_a_cluster_has_the_ray_that_is_tested(kuberay):
+    text = (CLUSTER / "Dockerfile").read_text()
+    (version,) = re.findall(r'"ray\[default\]==([\d.]+)"', text)
+    assert f"ray=={version}\n" in (ROOT / "constraints.txt").read_text()
+    assert kuberay["RayCluster"]["spec"]["rayVersion"] == version
+    image = re.search(r"docker build -f examples/cluster/Dockerfile -t (\S+)", text)[1]
+    assert kuberay["Job"]["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    assert "FROM hybridindex\n" in text

@@ -44,6 +44,8 @@ ALLOWED = {
     # Documents that come are embedded as those of an ingest are.
     "service": {"index", "tiers", "partitioner", "router", "plans", "store", "api", "refresh", "rag"},
     "client": set(),
+    # Starts daemons, and asks them what their clients ask.
+    "cluster": {"index", "partitioner", "router", "api", "client", "service"},
     # Collections change an index and the texts of its rows together.
     "rag": {"llm", "index", "api"},
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
@@ -59,16 +61,21 @@ ABOVE = {"cli", "__main__", "old_paths"}
 #: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
 #: that have no entry of their own.
 ORDER = {
-    "index": ("storage", "pq", "rabitq", "attributes", "log", "inputs", ".", "filters", "changes", "faiss_files"),
+    "index": (
+        *("storage", "pq", "rabitq", "attributes", "log", "inputs", "integrity", "share", ".", "filters", "changes"),
+        "faiss_files",
+    ),
     "tiers": ("contract", "host", "paged", "shard", "."),
-    "router": ("batch", "lookahead", "devices", "."),
-    "partitioner": ("models", "."),
+    "router": ("batch", "lookahead", "remote", "devices", "."),
+    "partitioner": ("models", "nodes", "."),
     "profiler": (".", "llm"),
     "service.http": ("page", ".", "routes", "app"),
-    "service": ("intake", ".", "changes", "core", "status", "pruning", "several", "observe", "http", "daemon"),
+    "service": (
+        *("intake", "cluster", ".", "changes", "core", "status", "pruning", "several", "observe", "http", "daemon"),
+    ),
     "rag": (".", "embedders", "collection", "ingest", "pipelines"),
     "cli": (".", "commands", "main", "entry"),
-    "studies": ("hardware", "schedule", "simulator", "what_if"),
+    "studies": ("hardware", "schedule", "simulator", "cluster", "what_if"),
     "studies.schedule": ("stages", "."),
 }
 #: No I/O, clock, thread, randomness of their own.
