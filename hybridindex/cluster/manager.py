@@ -97,6 +97,8 @@ class Manager:
         self._event = threading.Event()
         self._stop = threading.Event()
         self._down_since: dict[str, float] = {}
+        #: Who served when lists were copied last: until that changes, what memory was too short for stays too large.
+        self._repaired: tuple[bool, ...] | None = None
         self._thread = threading.Thread(target=self._run, name="hybridindex-manager", daemon=True)
         for entry in self._state.nodes:
             self._watch(entry)
@@ -219,9 +221,12 @@ class Manager:
             else:
                 self._down_since.setdefault(node.name, now)
         away = [name for name, since in self._down_since.items() if now - since > self._state.request.repair_after_s]
-        if away and self._below(map_, serving).any() and self._changing.acquire(blocking=False):
+        if not away or not self._below(map_, serving).any():
+            self._repaired = None
+        elif serving != self._repaired and self._changing.acquire(blocking=False):
             try:
                 self._repair(away)
+                self._repaired = serving
             finally:
                 self._changing.release()
 
@@ -242,7 +247,10 @@ class Manager:
         mended = repair(plan, lost, probes=self.access.probes)
         # What a lost node still has counts again when it comes back.
         gone = np.uint64(sum(1 << i for i in lost))
-        self._take(map_, mended.holders | (map_.holders & gone), None)
+        holders = mended.holders | (map_.holders & gone)
+        self._take(map_, holders, None)
+        # Copies of hot lists that had to make room.
+        self._drop(holders)
         _log.info("the lists of %s were copied again", ", ".join(away))
 
     def _is_up(self, name: str) -> bool:

@@ -97,6 +97,8 @@ class Member:
         self._tls = _tls(ca)
         self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
         self._lock = threading.Lock()
+        #: Maps are kept in the order in which they are applied.
+        self._applying = threading.Lock()
         self._holding: _Holding | None = None
         self._thread: threading.Thread | None = None
         self._file = index.path / MAP_FILE
@@ -135,11 +137,12 @@ class Member:
                 f"the map says that {self.remote.name} holds {lacking.size} lists that it does not hold, "
                 f"list {lacking[0]} first"
             )
-        before = self.remote.map
-        if not self.remote.apply(map_):
-            return False
-        if before is None or before.version < map_.version:
-            filesystem.replace_file(self._file, map_.to_json())
+        with self._applying:
+            before = self.remote.map
+            if not self.remote.apply(map_):
+                return False
+            if before is None or before.version < map_.version:
+                filesystem.replace_file(self._file, map_.to_json())
         return True
 
     def hold(self, wanted: npt.NDArray[np.bool_], bytes_per_s: int | None) -> int:
