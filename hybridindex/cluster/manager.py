@@ -143,7 +143,7 @@ class Manager:
         """Looks at one node until it is told to stop."""
         while not node.stop.wait(_LOOK_S) and not self._stop.is_set():
             try:
-                node.calls.ping(_SILENT_S)
+                node.calls.watch(_SILENT_S)
                 node.heard_s = time.monotonic()
                 map_ = self._state.map
                 if map_ is not None and (not node.up or node.version != map_.version):
@@ -157,6 +157,7 @@ class Manager:
                 node.up = False
                 self._problem = f"node {node.entry.name}: {error}"
                 _log.warning("%s", self._problem)
+        node.calls.close()
 
     def _bring_up(self, node: _Node, map_: ClusterMap) -> None:
         """Gives a node the newest map; one that came back holds what the map says of it, or takes it first."""

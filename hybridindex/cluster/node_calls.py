@@ -19,7 +19,7 @@ __all__ = ["NodeCalls"]
 
 
 class NodeCalls:
-    """Of one node; a connection for each call, from any thread."""
+    """Of one node, from any thread; a connection for each call, but for :meth:`watch`."""
 
     def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
         """``key``: with the role admin."""
@@ -30,6 +30,34 @@ class NodeCalls:
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
+        #: Of :meth:`watch`: a handshake can take longer than a node may be silent.
+        self._watching: http.client.HTTPConnection | None = None
+
+    def watch(self, timeout_s: float) -> None:
+        """:meth:`ping` over a connection that stays open; of one thread.
+
+        Raises:
+            UnreachableError: it does not answer, or something else.
+        """
+        connection = self._watching or self._connect(timeout_s)
+        self._watching = None
+        try:
+            connection.request("GET", "/v1/cluster/ping", None, self._headers)
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
+        if answer.status != 204:
+            connection.close()
+            raise UnreachableError(f"{self.url} answers with status {answer.status}")
+        self._watching = connection
+
+    def close(self) -> None:
+        """Ends the connection of :meth:`watch`; of its thread."""
+        if self._watching is not None:
+            self._watching.close()
+            self._watching = None
 
     def ping(self, timeout_s: float) -> None:
         """Raises UnreachableError."""
@@ -65,12 +93,13 @@ class NodeCalls:
         answer = self._ask("POST", "drop", json.dumps({"lists": ranges_of(lists)}).encode(), timeout_s)
         return int(json.loads(answer)["bytes"])
 
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._secure:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
     def _ask(self, method: str, name: str, body: bytes | None, timeout_s: float) -> bytes:
-        connection = (
-            http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
-            if self._secure
-            else http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        )
+        connection = self._connect(timeout_s)
         try:
             connection.request(method, f"/v1/cluster/{name}", body, self._headers)
             answer = connection.getresponse()
