@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -94,6 +96,23 @@ def test_a_node_that_dies_costs_no_answer_and_comes_back(index, one_machine, tmp
         load.more()
     assert not load.wrong
     assert not load.errors
+
+
+def is_ready(node):
+    asked = Request(f"{node.url}/readyz", headers={"authorization": f"Bearer {KEY}"})
+    with suppress(HTTPError), urlopen(asked, timeout=10) as answer:
+        return answer.status < 300
+    return False
+
+
+def test_nodes_become_ready_that_lack_lists_and_whoever_has_them(index, tmp_path):
+    """A load balancer asks no other ones."""
+    with running(index, tmp_path, n_nodes=2, share=1.0, replicas=1, replicate="none") as it:
+        wait_until(lambda: all(map(is_ready, it.nodes)))  # they began without a list, and with no other node
+        for node in it.nodes:
+            node.close()
+        it.nodes[0] = NodeProcess(spec_of(index, tmp_path, 0, it.memory_bytes))
+        wait_until(lambda: is_ready(it.nodes[0]))  # it began with half of the lists
 
 
 def test_a_node_that_hangs_leaves_the_map_and_its_lists_are_copied(index, one_machine, tmp_path):
