@@ -1,0 +1,118 @@
+"""What a manager does after a node has left, with real daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from hybridindex.cluster.access import read_access
+from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_calls import NodeCalls
+from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.state import ClusterRequest, NodeEntry
+from hybridindex.service.auth import new_key
+from hybridindex.types import I64
+from tests.clustered import small_index
+
+NAMES = ("node-0", "node-1", "node-2")
+
+
+def until(holds) -> None:
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends, "it does not come"
+        time.sleep(0.05)
+
+
+class Nodes:
+    def __init__(self, processes: dict[str, NodeProcess], manager: Manager, key: str) -> None:
+        self.processes, self.manager, self.key = processes, manager, key
+
+    def end(self, name: str) -> None:
+        os.kill(self.processes[name].pid, signal.SIGKILL)
+        self.processes[name].close()
+
+    def held_bytes(self, name: str) -> int:
+        return NodeCalls(self.processes[name].url, self.key).node()["held_bytes"]
+
+    def is_down(self, name: str) -> bool:
+        return any(node["name"] == name and node["state"] == "down" for node in self.manager.status()["nodes"])
+
+
+@contextmanager
+def started(tmp_path, of_index: float, replicate: str) -> Iterator[tuple[Nodes, int]]:
+    """Three nodes with two replicas; ``of_index``: the memory of each, in indexes. And its bytes."""
+    small_index(tmp_path / "index", n=6000, nlist=64).close()
+    memory_bytes = int(of_index * read_access(tmp_path / "index").list_bytes.sum())
+    key = new_key()
+    with ExitStack() as stack:
+        processes = {}
+        for name in NAMES:
+            spec = NodeSpec(
+                name=name,
+                index=str(tmp_path / "index"),
+                data=str(tmp_path / name),
+                memory_bytes=memory_bytes,
+                key=key,
+            )
+            processes[name] = NodeProcess(spec)
+            stack.callback(processes[name].close)
+        request = ClusterRequest(replicas=2, replicate=replicate, repair_after_s=0.5)
+        manager = Manager(tmp_path / "state", cluster="c", index=tmp_path / "index", request=request, key=key)
+        stack.callback(manager.close)
+        manager.set_nodes(
+            [NodeEntry(name=name, url=node.url, memory_bytes=memory_bytes) for name, node in processes.items()]
+        )
+        manager.repartition()
+        yield Nodes(processes, manager, key), memory_bytes
+
+
+def copies(manager: Manager, names: tuple[str, ...]) -> I64:
+    """(nlist,) of these nodes."""
+    map_ = manager._state.map
+    return sum(map_.held_by(map_.index_of(name)).astype(np.int64) for name in names)
+
+
+def test_hot_lists_make_room_for_what_is_copied_again(tmp_path):
+    with started(tmp_path, 1.02, "hot") as (nodes, memory_bytes):
+        assert (copies(nodes.manager, NAMES) == 3).any()
+        nodes.end("node-2")
+        until(lambda: (copies(nodes.manager, NAMES[:2]) == 2).all())
+        until(lambda: all(nodes.held_bytes(name) <= memory_bytes for name in NAMES[:2]))
+
+
+def test_where_memory_is_short_lists_are_copied_once(tmp_path):
+    with started(tmp_path, 0.8, "none") as (nodes, memory_bytes):
+        until(lambda: not nodes.manager.status()["changing"])
+        nodes.end("node-2")
+        until(lambda: nodes.is_down("node-2") and (copies(nodes.manager, NAMES[:2]) >= 1).all())
+        sums: list[int] = []
+
+        def settled() -> bool:
+            sums.append(nodes.manager.status()["map_version"])
+            return len(sums) > 20 and len(set(sums[-20:])) == 1 and (copies(nodes.manager, NAMES[:2]) == 2).any()
+
+        until(settled)
+        status = nodes.manager.status()
+        assert status["lists_below_replicas"]
+        assert not status["lists_of_nobody"]
+        assert not status["problem"]
+        assert all(nodes.held_bytes(name) <= memory_bytes for name in NAMES[:2])
+
+
+def test_a_node_that_was_drained_and_ended_is_not_waited_for(tmp_path):
+    with started(tmp_path, 1.1, "none") as (nodes, _):
+        nodes.manager.drain("node-2")
+        nodes.processes["node-2"].close()
+        done: list[dict[str, object]] = []
+        moving = threading.Thread(target=lambda: done.append(nodes.manager.repartition()))
+        moving.start()
+        moving.join(60)
+        assert len(done) == 1
+        assert (copies(nodes.manager, NAMES[:2]) == 2).all()
