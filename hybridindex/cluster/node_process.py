@@ -74,9 +74,15 @@ class NodeProcess:
         self.n_starts = 0
         self._ending = threading.Event()
         self._process: subprocess.Popen[str] | None = None
-        self.url = self._start()
-        self._thread = threading.Thread(target=self._watch, name="hybridindex-node", daemon=True)
+        self.url = ""
+        self._failure: BaseException | None = None
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-node", daemon=True)
         self._thread.start()
+        self._listens.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
 
     def _make_share(self) -> None:
         """The share of an earlier start, where it is of the same generation; else a new one."""
@@ -158,6 +164,17 @@ class NodeProcess:
     def _last_words(self) -> str:
         text = filesystem.read_text(self._log_file, errors="replace").strip()
         return text.splitlines()[-1][-500:] if text else "it said nothing"
+
+    def _run(self) -> None:
+        """On the thread that lives as long as the daemon may: the kernel ends it with the *thread* that started it."""
+        try:
+            self.url = self._start()
+        except BaseException as error:  # noqa: BLE001 - raised again by who makes this
+            self._failure = error
+            return
+        finally:
+            self._listens.set()
+        self._watch()
 
     def _watch(self) -> None:
         wait_s = _FIRST_WAIT_S

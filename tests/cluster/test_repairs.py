@@ -1,4 +1,4 @@
-"""What a manager does after a node has left, with real daemons."""
+"""What a manager does after a node has left, and what a node's process lives through, with real daemons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridindex.service.auth import new_key
 from hybridindex.types import I64
 from tests.clustered import small_index
 
-NAMES = ("node-0", "node-1", "node-2")
+NAMES = ("node-0", "node-1", "node-2", "node-3")
 
 
 def until(holds) -> None:
@@ -46,14 +46,14 @@ class Nodes:
 
 
 @contextmanager
-def started(tmp_path, of_index: float, replicate: str) -> Iterator[tuple[Nodes, int]]:
-    """Three nodes with two replicas; ``of_index``: the memory of each, in indexes. And its bytes."""
+def started(tmp_path, n: int, of_index: float, replicate: str) -> Iterator[tuple[Nodes, int]]:
+    """``n`` nodes with two replicas; ``of_index``: the memory of each, in indexes. And its bytes."""
     small_index(tmp_path / "index", n=6000, nlist=64).close()
     memory_bytes = int(of_index * read_access(tmp_path / "index").list_bytes.sum())
     key = new_key()
     with ExitStack() as stack:
         processes = {}
-        for name in NAMES:
+        for name in NAMES[:n]:
             spec = NodeSpec(
                 name=name,
                 index=str(tmp_path / "index"),
@@ -80,15 +80,16 @@ def copies(manager: Manager, names: tuple[str, ...]) -> I64:
 
 
 def test_hot_lists_make_room_for_what_is_copied_again(tmp_path):
-    with started(tmp_path, 1.02, "hot") as (nodes, memory_bytes):
-        assert (copies(nodes.manager, NAMES) == 3).any()
-        nodes.end("node-2")
-        until(lambda: (copies(nodes.manager, NAMES[:2]) == 2).all())
-        until(lambda: all(nodes.held_bytes(name) <= memory_bytes for name in NAMES[:2]))
+    with started(tmp_path, 4, 0.8, "hot") as (nodes, memory_bytes):
+        assert (copies(nodes.manager, NAMES) == 4).any()
+        nodes.end("node-3")
+        until(lambda: (copies(nodes.manager, NAMES[:3]) >= 2).all())
+        until(lambda: not nodes.manager.status()["changing"])
+        assert all(nodes.held_bytes(name) <= memory_bytes for name in NAMES[:3])
 
 
 def test_where_memory_is_short_lists_are_copied_once(tmp_path):
-    with started(tmp_path, 0.8, "none") as (nodes, memory_bytes):
+    with started(tmp_path, 3, 0.8, "none") as (nodes, memory_bytes):
         until(lambda: not nodes.manager.status()["changing"])
         nodes.end("node-2")
         until(lambda: nodes.is_down("node-2") and (copies(nodes.manager, NAMES[:2]) >= 1).all())
@@ -107,12 +108,36 @@ def test_where_memory_is_short_lists_are_copied_once(tmp_path):
 
 
 def test_a_node_that_was_drained_and_ended_is_not_waited_for(tmp_path):
-    with started(tmp_path, 1.1, "none") as (nodes, _):
+    with started(tmp_path, 3, 1.1, "none") as (nodes, _):
         nodes.manager.drain("node-2")
         nodes.processes["node-2"].close()
+        until(lambda: nodes.is_down("node-2"))
+        # Who is asked is a change of its own.
+        until(lambda: not nodes.manager._state.map.nodes[2].serving and not nodes.manager.status()["changing"])
         done: list[dict[str, object]] = []
         moving = threading.Thread(target=lambda: done.append(nodes.manager.repartition()))
         moving.start()
         moving.join(60)
         assert len(done) == 1
         assert (copies(nodes.manager, NAMES[:2]) == 2).all()
+
+
+def test_a_daemon_outlives_the_thread_that_asked_for_it(tmp_path):
+    small_index(tmp_path / "index").close()
+    spec = NodeSpec(
+        name="node-0", index=str(tmp_path / "index"), data=str(tmp_path / "node"), memory_bytes=1 << 30, key=new_key()
+    )
+    made: list[NodeProcess] = []
+    making = threading.Thread(target=lambda: made.append(NodeProcess(spec)))
+    making.start()
+    making.join()
+    (process,) = made
+    try:
+        # A daemon that was told to end refuses connections within a second, and another one is started.
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            NodeCalls(process.url, spec.key).ping(20)
+            time.sleep(0.05)
+        assert process.n_starts == 1
+    finally:
+        process.close()
