@@ -1,0 +1,90 @@
+"""Several machines: right answers while nodes fail, what a hop costs, what a failure costs, fan-out, and rate.
+
+    python -m benchmarks.service.cluster --json benchmarks/results/cluster.json --parts answers,routing
+
+The nodes are daemons on this machine, and share its cores with each other and with the client: latencies and rates are
+those of a machine that does all of it. Parts stand in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.measure import Attempts, arguments, write
+from benchmarks.service.cluster.answers import measure_answers
+from benchmarks.service.cluster.failures import measure_hang, measure_kill
+from benchmarks.service.cluster.nodes import Workload, make_workload
+from benchmarks.service.cluster.routing import measure_routing
+from benchmarks.service.cluster.spread import measure_fan_out, measure_rate
+
+_PARTS = ("answers", "routing", "hang", "kill", "fan_out", "rate")
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(",")
+    if unknown := set(parts) - set(_PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}; expected some of {','.join(_PARTS)}")
+    return parts
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", type=_parts, default=list(_PARTS), metavar="A,B", help=f"of {','.join(_PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="whether it runs; no numbers to keep")
+    parser.add_argument("--mib", type=int, help="of the index; default 96")
+    parser.add_argument("--dim", type=int, default=96)
+    parser.add_argument("--nlist", type=int, default=1024)
+    parser.add_argument("--nprobe", type=int, default=16)
+    parser.add_argument("--queries", type=int, help="of answers; default 100,000")
+    parser.add_argument("--maps", type=int, help="of answers: clusters with placements of their own; default 4")
+    parser.add_argument("--rate", type=float, default=50.0, help="searches/s of hang and kill")
+    parser.add_argument("--answers-rate", type=float, default=400.0, help="queries/s of answers, about")
+    parser.add_argument("--trials", type=int, help="of hang and kill; default 4")
+    parser.add_argument("--folder", type=Path, help="for the index and the shares; default a temporary one")
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    # Nodes that are killed are reported by those who watch them.
+    logging.getLogger("hybridindex").setLevel(logging.CRITICAL)
+    quick = args.quick
+    queries = args.queries or (2_000 if quick else 100_000)
+    maps = args.maps or (1 if quick else 4)
+    trials = args.trials or (1 if quick else 4)
+    mib = args.mib or (8 if quick else 96)
+    seconds = 3.0 if quick else 8.0
+    attempts = Attempts()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
+        folder = Path(temporary)
+        workload = make_workload(folder / "index", nbytes=mib << 20, dim=args.dim, nlist=args.nlist, nprobe=args.nprobe)
+        runs: dict[str, Callable[[Workload, Path], dict[str, Any]]] = {
+            "answers": lambda w, f: measure_answers(w, f, queries=queries, maps=maps, rate=args.answers_rate),
+            "routing": lambda w, f: measure_routing(w, f, repeats=11 if quick else 101),
+            "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
+            "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
+            "fan_out": lambda w, f: measure_fan_out(w, f, queries=300 if quick else 3000),
+            "rate": lambda w, f: measure_rate(w, f, seconds=1.5 if quick else 5.0),
+        }
+        index = {
+            "vectors": len(workload.vectors), "dim": args.dim, "nlist": args.nlist, "nprobe": args.nprobe,
+            "bytes": workload.index_bytes,
+        }  # fmt: skip
+        for part in args.parts:
+            with attempts(part):
+                before = os.getloadavg()[0]
+                results[part] = {**runs[part](workload, folder), "load_average_before": before}
+            # What is there is kept, whatever becomes of the next one.
+            write(args.json, "cluster", {"quick": quick, "index": index, **results, "failed": attempts.failed})
+    attempts.end()
+    if not results.get("answers", {"passed": True})["passed"]:
+        raise SystemExit("answers were wrong, or silently partial")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What a search pays because a node answers it: with all lists on that node, and with all of them on another one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.common.measure import Timing, interleave, show
+from benchmarks.service.cluster.nodes import Workload, mixed_queries, until
+from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.api import open_index
+from hybridindex.cluster.node_calls import NodeCalls
+from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.index.opening import open_index as open_ivf
+from hybridindex.index.share.share import create_share
+from hybridindex.index.share.source import FolderSource
+from hybridindex.router import Router
+from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
+from hybridindex.router.remote.remote_lists import RemoteLists
+from hybridindex.service.auth import KeyFile, Role, new_key
+from hybridindex.types import F32
+
+__all__ = ["measure_routing"]
+
+_K = 10
+
+
+@contextmanager
+def _daemon(index: Path, keys: Path) -> Iterator[str]:
+    """Over the whole index; started as nodes are. Its URL."""
+    words = ["serve", str(index), "--port", "0", "--keys", str(keys), "--no-write", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybridindex", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["urls"][0]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _searcher(url: str, key: str, nprobe: int) -> Callable[[bytes], bytes]:
+    """Over one connection of the standard library, which stays open."""
+    address = urlsplit(url).netloc
+    connection = http.client.HTTPConnection(address)
+    headers = {
+        "content-type": "application/octet-stream", "accept": ANSWER_TYPE, "authorization": f"Bearer {key}",
+    }  # fmt: skip
+
+    def search(body: bytes) -> bytes:
+        connection.request("POST", f"/v1/search?k={_K}&nprobe={nprobe}", body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise AssertionError(f"{url} answered {answer.status}: {content[:300]!r}")
+        return content
+
+    return search
+
+
+def _map(workload: Workload, cluster: str, urls: dict[str, str], holder: int) -> ClusterMap:
+    """One node holds all lists."""
+    with open_index(workload.path) as index:
+        ivf = index.ivf
+        return ClusterMap(
+            cluster=cluster,
+            version=1,
+            fingerprint=ivf.fingerprint,
+            generation=ivf.generation,
+            nodes=tuple(MapNode(name=name, url=url) for name, url in urls.items()),
+            holders=np.full(ivf.nlist, 1 << holder, dtype=np.uint64),
+            replicas=1,
+        )
+
+
+def _hold_all(calls: NodeCalls, nlist: int) -> None:
+    calls.hold(np.ones(nlist, dtype=np.bool_), None)
+
+    def ended() -> bool:
+        job = calls.node()["holding"]
+        if job["error"]:
+            raise SystemExit(f"the node could not take its lists: {job['error']}")
+        return not job["running"]
+
+    until(ended, 300.0)
+
+
+class _Rotating:
+    """Calls a side with one query after the other; both sides see the same ones."""
+
+    def __init__(self, call: Callable[[Any], object], queries: list[Any]) -> None:
+        self._call, self._queries, self._at = call, queries, 0
+
+    def __call__(self) -> None:
+        self._call(self._queries[self._at % len(self._queries)])
+        self._at += 1
+
+
+def _rows(nprobe: int, timed: dict[str, Timing], pairs: dict[str, str]) -> list[dict[str, Any]]:
+    """Each side, and what it takes beyond the one that it is compared with, round by round."""
+    rows = []
+    for name, timing in timed.items():
+        row: dict[str, Any] = {"nprobe": nprobe, "side": name, "p50_us": 1e6 * timing.median}
+        if base := pairs.get(name):
+            extra = 1e6 * (np.array(timing.seconds) - np.array(timed[base].seconds))
+            low, middle, high = np.percentile(extra, [25, 50, 75])
+            row |= {"beyond": base, "extra_us": float(middle), "extra_quartiles_us": [float(low), float(high)]}
+        rows.append(row)
+    return rows
+
+
+def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[str, Any]:
+    """Batch 1. A node with all lists against a daemon over the whole index; a node with none of them against the one
+    that has them all; and the same hop without a daemon in front, from a router in this process."""
+    folder = folder / "routing"
+    key = new_key()
+    keys = folder / "keys.json"
+    folder.mkdir(parents=True)
+    KeyFile(keys).add_known("cluster", Role.ADMIN, key)
+    queries = mixed_queries(workload.centres, 256, seed=9)
+    specs = [
+        NodeSpec(
+            name=name, index=str(workload.path), data=str(folder / name), memory_bytes=2 * workload.index_bytes, key=key
+        )
+        for name in ("full", "empty")
+    ]
+    full = NodeProcess(specs[0])
+    try:
+        empty = NodeProcess(specs[1])
+        try:
+            with _daemon(workload.path, keys) as plain:
+                return _measure(workload, folder, key, plain, full.url, empty.url, queries, repeats)
+        finally:
+            empty.close()
+    finally:
+        full.close()
+
+
+def _measure(
+    workload: Workload, folder: Path, key: str, plain: str, full: str, empty: str, queries: F32, repeats: int
+) -> dict[str, Any]:
+    calls = {name: NodeCalls(url, key) for name, url in (("full", full), ("empty", empty))}
+    map_ = _map(workload, "routing", {"full": full, "empty": empty}, 0)
+    _hold_all(calls["full"], len(map_.holders))
+    for each in calls.values():
+        each.apply(map_)
+    share = folder / "asking"
+    create_share(share, FolderSource(workload.path))
+    rows: list[dict[str, Any]] = []
+    with open_index(workload.path) as index, index.router() as here:
+        asking = open_ivf(share)
+        remote = RemoteLists(asking, "asking", key=key)
+        router = Router(asking, remote=remote)
+        try:
+            remote.apply(map_)
+            until(lambda: all(peer["state"] == "up" for peer in remote.status()), 30.0)
+            until(lambda: all(peer["state"] == "up" for peer in calls["empty"].node()["peers"]), 30.0)
+            for nprobe in (workload.nprobe, 8 * workload.nprobe):
+                rows += _sides(nprobe, key, (plain, full, empty), here, router, queries, repeats)
+        finally:
+            router.close()
+            remote.close()
+            asking.close()
+    show(
+        "batch 1: what a node adds, and what a hop over the loopback adds",
+        ("nprobe", "side", "p50 us", "beyond", "extra us", "quartiles"),
+        [
+            (r["nprobe"], r["side"], r["p50_us"], r.get("beyond", ""), r.get("extra_us", ""),
+             "..".join(f"{v:.0f}" for v in r.get("extra_quartiles_us", [])))
+            for r in rows
+        ],
+    )  # fmt: skip
+    return {"rows": rows, "repeats": repeats}
+
+
+def _sides(
+    nprobe: int, key: str, urls: tuple[str, str, str], here: Any, router: Router, queries: F32, repeats: int
+) -> list[dict[str, Any]]:
+    plain, full, empty = urls
+    expected = here.search(queries, _K, nprobe).ids
+    bodies = [query.tobytes() for query in queries]
+    searchers = {
+        "daemon": _searcher(plain, key, nprobe),
+        "daemon again": _searcher(plain, key, nprobe),
+        "node, all lists here": _searcher(full, key, nprobe),
+        "node, all lists there": _searcher(empty, key, nprobe),
+    }
+    for name, search in searchers.items():
+        for i, body in enumerate(bodies[:64]):
+            if not np.array_equal(decode_answer(search(body)).ids[0], expected[i]):
+                raise AssertionError(f"{name}: the answer differs")
+    if not np.array_equal(router.search(queries, _K, nprobe).ids, expected):
+        raise AssertionError("the answers of the router over another node differ")
+    singles = [query[None] for query in queries]
+    sides: dict[str, Callable[[], object]] = {name: _Rotating(each, bodies) for name, each in searchers.items()}
+    sides |= {
+        "router": _Rotating(lambda query: here.search(query, _K, nprobe), singles),
+        "router again": _Rotating(lambda query: here.search(query, _K, nprobe), singles),
+        "router, all lists there": _Rotating(lambda query: router.search(query, _K, nprobe), singles),
+    }
+    timed = interleave(sides, repeats=repeats, calls=8)
+    pairs = {
+        "daemon again": "daemon",
+        "node, all lists here": "daemon",
+        "node, all lists there": "node, all lists here",
+        "router again": "router",
+        "router, all lists there": "router",
+    }
+    return _rows(nprobe, timed, pairs)
