@@ -79,10 +79,7 @@ class NodeProcess:
         self._listens = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridindex-node", daemon=True)
         self._thread.start()
-        self._listens.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        self._wait_until_it_listens()
 
     def _make_share(self) -> None:
         """The share of an earlier start, where it is of the same generation; else a new one."""
@@ -175,6 +172,12 @@ class NodeProcess:
         finally:
             self._listens.set()
         self._watch()
+
+    def _wait_until_it_listens(self) -> None:
+        self._listens.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
 
     def _watch(self) -> None:
         wait_s = _FIRST_WAIT_S
