@@ -171,7 +171,8 @@ class _Faults:
     def __init__(self, cluster: Nodes, count: _Count, seed: int) -> None:
         self._cluster, self._count, self._rng = cluster, count, np.random.default_rng(seed)
         self.n: Counter[str] = Counter()
-        self.whole_s: list[float] = []
+        #: Of each fault, seconds from its end until the cluster was whole.
+        self.whole_s: dict[str, list[float]] = {}
         self.problems: list[str] = []
 
     def cycle(self, over: Callable[[], bool]) -> None:
@@ -186,7 +187,8 @@ class _Faults:
         fault()
         self.n[fault.__name__] += 1
         try:
-            self.whole_s.append(until(self._cluster.whole, _WHOLE_S))
+            whole_s = until(self._cluster.whole, _WHOLE_S)
+            self.whole_s.setdefault(fault.__name__, []).append(whole_s)
         except TimeoutError:
             status = self._cluster.manager.status()
             self.problems.append(f"after {fault.__name__} the cluster did not become whole: {status}"[:1500])
@@ -294,9 +296,7 @@ def measure_answers(workload: Workload, folder: Path, *, queries: int, maps: int
                     **{name: count.verdicts[name] for name in ("right", "partial", "silent", "wrong")},
                     "errors": dict(count.errors),
                     "faults": dict(faults.n),
-                    "whole_again_s": {"median": float(np.median(faults.whole_s)), "most": max(faults.whole_s)}
-                    if faults.whole_s
-                    else None,
+                    "whole_again_s": faults.whole_s,
                     "map_version": cluster.manager.status()["map_version"],
                     "examples": count.examples[:20],
                     "problems": faults.problems,
