@@ -74,7 +74,10 @@ class _Search:
         peer.ask(self._target, self._body, exchange, on_down, accept=ANSWER_TYPE)
 
     def _is_late(self, name: str) -> None:
-        if name in self._asked and self._router.may_hedge():
+        if name not in self._asked:
+            return
+        self._asked[name][0].late = True
+        if self._router.may_hedge():
             self._asked[name][0].n_hedged += 1
             self._ask_another()
 
@@ -222,7 +225,7 @@ class ClusterRouter:
         self._turn += 1
         n = len(left)
         ordered = [left[(self._turn + i) % n] for i in range(n)]
-        best = min(ordered, key=lambda peer: (not peer.up, peer.n_late > 0, peer.n_open))
+        best = min(ordered, key=lambda peer: (not peer.up, peer.late, peer.n_open))
         return best if best.up or len(tried) < len(self._peers) else None
 
     def may_hedge(self) -> bool:

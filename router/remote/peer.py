@@ -51,8 +51,8 @@ class Peer:
         self.up, self.silent = up, False
         #: By the map.
         self.serves = node.serving
-        #: Scans that are late now.
-        self.n_late = 0
+        #: A scan took too long, and since then it has answered nothing.
+        self.late = False
         #: Scans under way.
         self.n_open = 0
         self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
@@ -72,7 +72,7 @@ class Peer:
         """ "down", "silent", "late" or "up"."""
         if not self.up:
             return "silent" if self.silent else "down"
-        return "late" if self.n_late else "up"
+        return "late" if self.late else "up"
 
     def ask(
         self, target: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None], *, accept: str = ""
@@ -91,7 +91,7 @@ class Peer:
 
     def heard(self) -> None:
         """It answered something."""
-        self._heard_s = self._loop.time()
+        self._heard_s, self.late = self._loop.time(), False
 
     def close(self) -> asyncio.Task[None]:
         """Ends all connections; what was asked fails. Returns what ends in the loop's next turns."""

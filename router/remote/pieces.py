@@ -92,7 +92,6 @@ class Piece:
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began_s = 0.0
-        self._late = False
         #: Of its lists, asked of others; None: nobody else was asked.
         self._others: list[Piece] | None = None
         self._n_open = 0
@@ -183,14 +182,11 @@ class Piece:
             exchange.cancel()
         peer.forget(self._went_down)
         peer.n_open -= 1
-        if self._late:
-            self._late = False
-            peer.n_late -= 1
 
     def _is_late(self) -> None:
-        self._timer, self._late = None, True
+        self._timer = None
         assert self._peer is not None
-        self._peer.n_late += 1
+        self._peer.late = True
         if self._part.nodes.may_hedge():
             self._ask_others(instead=False)
 

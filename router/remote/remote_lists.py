@@ -59,7 +59,7 @@ class _View:
             any_ |= 1 << i
             if peer.up and peer.serves:
                 late |= 1 << i
-                if not peer.n_late:
+                if not peer.late:
                     prompt |= 1 << i
         return prompt, late, any_
 
