@@ -77,8 +77,7 @@ class Running:
 def running(index, folder, n_nodes=3, share=0.8, **request):
     with ExitStack() as ending:
         it = Running(index, folder, n_nodes, share, ClusterRequest(**request))
-        for node in it.nodes:
-            ending.callback(lambda node=node: node.close())
+        ending.callback(lambda: [node.close() for node in it.nodes])
         ending.callback(lambda: it.manager.close())
         it.manager.repartition()
         yield it
