@@ -1,7 +1,7 @@
 """Several machines: an index whose lists are spread over the nodes of a Ray cluster. See docs/cluster.md."""
 
-from hybridindex.cluster.cluster import Cluster, NodeOptions, connect, plan_nodes, start
+from hybridindex.cluster.cluster import Cluster, NodeOptions, connect, plan_nodes, start, stop
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import ClusterRequest
 
-__all__ = ["Cluster", "ClusterRequest", "ClusterRouter", "NodeOptions", "connect", "plan_nodes", "start"]
+__all__ = ["Cluster", "ClusterRequest", "ClusterRouter", "NodeOptions", "connect", "plan_nodes", "start", "stop"]

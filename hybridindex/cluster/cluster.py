@@ -23,6 +23,7 @@ from hybridindex.cluster.ray_actors import (
     attach,
     load_ray,
     manager_of,
+    no_cluster,
     node_places,
     require_ray,
     start_actor,
@@ -37,7 +38,7 @@ from hybridindex.partitioner.nodes.placement import place_lists
 from hybridindex.service.auth import new_key
 from hybridindex.service.config import is_loopback
 
-__all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start"]
+__all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
 
 #: Folder of a cluster's state, within the index directory.
 FOLDER = "cluster"
@@ -131,8 +132,10 @@ def start(
         # Whatever is wrong with it is said before anything starts.
         plan_nodes(path, local, nodes.memory_bytes, request)
         filesystem.make_folder(state, parents=True, exist_ok=True)
-        if read_local(state) is not None:
+        before = read_local(state)
+        if before is not None and before.runs():
             raise ServiceError(f"a cluster of {path} runs here; stop it first: hybridindex cluster stop {path}")
+        stop_local(state)  # what one that was not stopped left here
         tell("starting Ray", None, None)
         start_local(state)
     try:
@@ -187,10 +190,38 @@ def connect(
     return cluster
 
 
+def stop(index: str | Path, *, address: str = "auto", folder: str | Path | None = None) -> None:
+    """:meth:`Cluster.stop`, also of a cluster whose manager or Ray does not answer any more.
+
+    Raises:
+        ServiceError: nothing runs. UnreachableError, MissingDependencyError: as :func:`connect`.
+    """
+    path = as_path(index)
+    state, name = _folder_of(path, folder), _name_of(path)
+    own = read_local(state) if address == "auto" else None
+    try:
+        cluster = Cluster(path, name, state, _attach(state, address))
+    except (UnreachableError, ServiceError):
+        if own is None:
+            raise
+        stop_local(state)
+        filesystem.unlink(state / STATE_FILE, missing_ok=True)
+        return
+    with cluster:
+        if own is None and not cluster.runs():
+            raise no_cluster(name)
+        cluster.stop()
+
+
 def _name_of(path: Path) -> str:
-    """The same on every machine that sees the index at this path."""
-    manifest = read_manifest(path)
-    return f"{path.name}-{hashlib.sha256(f'{path.absolute()}:{manifest.fingerprint}'.encode()).hexdigest()[:8]}"
+    """The same on every machine that sees the index at this path, and for all generations of it.
+
+    Raises:
+        InvalidInputError: there is no folder.
+    """
+    if not filesystem.is_dir(path):
+        raise InvalidInputError(f"path {str(path)!r} does not exist; expected an index directory")
+    return f"{path.name}-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]}"
 
 
 def _folder_of(path: Path, folder: str | Path | None) -> Path:
@@ -200,6 +231,8 @@ def _folder_of(path: Path, folder: str | Path | None) -> Path:
 def _attach(state: Path, address: str) -> Any:
     found = read_local(state) if address == "auto" else None
     if found is not None:
+        if not found.runs():
+            raise ServiceError("the cluster that was started here has ended; start it again, or stop what it left")
         found.admit()
     return attach(address if found is None else found.address)
 
@@ -231,12 +264,14 @@ class Cluster:
     # Starting and ending
 
     def runs(self) -> bool:
-        """Whether its manager is there."""
-        try:
-            manager_of(self._ray, self.name)
-        except ServiceError:
-            return False
-        return True
+        """Whether its manager or a node is there."""
+        return bool(self._actors())
+
+    def _actors(self) -> list[str]:
+        """Names of the manager and the nodes, the manager first."""
+        names = [entry["name"] for entry in self._ray.util.list_named_actors(all_namespaces=True)
+                 if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{self.name}:")]  # fmt: skip
+        return sorted(names, key=lambda name: ":node" in name)
 
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
         key = self._read_key() or self._make_key()
@@ -308,10 +343,8 @@ class Cluster:
     def stop(self) -> None:
         """Ends the nodes and the manager, and the Ray that was started for them. Shares stay on disk."""
         ray = self._ray
-        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)
-                 if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{self.name}:")]  # fmt: skip
         # The manager first: it would miss the nodes.
-        actors = [ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names, key=lambda n: ":node" in n)]
+        actors = [ray.get_actor(name, namespace=NAMESPACE) for name in self._actors()]
         ending = [(actor, actor.close.remote()) for actor in actors]
         for actor, closed in ending:
             # Whatever keeps it from ending by itself, it ends.
@@ -428,10 +461,13 @@ class Cluster:
             raise ServiceError(f"an actor of the cluster failed: {error.cause!r}") from error
         except ray.exceptions.GetTimeoutError:
             raise UnreachableError(f"an actor of the cluster did not answer for {timeout_s:g} s") from None
+        except ray.exceptions.ActorUnavailableError:
+            raise UnreachableError("Ray is starting an actor of the cluster again; ask again in some seconds") from None
         except ray.exceptions.RayActorError as error:
             words = str(error).strip().splitlines()
             found = next((line for line in reversed(words) if "Error: " in line), words[0])
-            raise ServiceError(f"an actor of the cluster ended: {found}") from None
+            # Its class comes first.
+            raise ServiceError(f"an actor of the cluster ended: {found.partition('Error: ')[2] or found}") from None
 
     def _make_key(self) -> str:
         key = new_key()

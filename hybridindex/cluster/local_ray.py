@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,26 @@ class LocalRay:
     #: Of its process group, and Ray's folder.
     pid: int
     folder: str
+    #: The machine that it was started on.
+    host: str
+
+    def runs(self) -> bool:
+        """Whether a process of it is left. Ids of processes are used again, and its folder's name is not.
+
+        Raises:
+            ServiceError: it was started on another machine.
+        """
+        if self.host != socket.gethostname():
+            raise ServiceError(
+                f"a cluster of this index was started on {self.host}, with --local; stop it there, or remove {_FILE} "
+                "from the cluster's folder if that machine is gone"
+            )
+        return any(self._owns(int(entry.name)) for entry in filesystem.list_folder("/proc", "[0-9]*"))
+
+    def _owns(self, pid: int) -> bool:
+        with suppress(ProcessLookupError, FileError):
+            return os.getpgid(pid) == self.pid and self.folder.encode() in filesystem.read_bytes(f"/proc/{pid}/cmdline")
+        return False
 
     def admit(self) -> None:
         """Lets this process in."""
@@ -92,18 +113,23 @@ def start_local(folder: Path) -> LocalRay:
             said = filesystem.read_text(own / "head.log", errors="replace").strip().splitlines()
             raise ServiceError(f"Ray did not start here: {said[-1] if said else 'it said nothing'}")
         time.sleep(0.05)
-    found = LocalRay(address=address, token=token, pid=process.pid, folder=str(own))
+    found = LocalRay(address=address, token=token, pid=process.pid, folder=str(own), host=socket.gethostname())
     filesystem.replace_file(folder / _FILE, json.dumps(asdict(found)), permissions=0o600)
     return found
 
 
 def stop_local(folder: Path) -> None:
-    """Ends the Ray head that a cluster's folder names, and all its processes. Harmless where there is none."""
+    """Ends the Ray head that a cluster's folder names, and all its processes. Harmless where there is none.
+
+    Raises:
+        ServiceError: it was started on another machine.
+    """
     found = read_local(folder)
     if found is None:
         return
     # Ray's head ends a part of its processes at SIGTERM, and keeps nothing that a kill would lose.
-    for sent, limit_s in ((signal.SIGTERM, 1.0), (signal.SIGKILL, _END_S)):
+    ends_by = ((signal.SIGTERM, 1.0), (signal.SIGKILL, _END_S)) if found.runs() else ()
+    for sent, limit_s in ends_by:
         with suppress(ProcessLookupError):
             os.killpg(found.pid, sent)
         ends = time.monotonic() + limit_s

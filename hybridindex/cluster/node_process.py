@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError
@@ -151,11 +152,15 @@ class NodeProcess:
             timer.cancel()
             process.stdout.close()
         try:
-            url: str = json.loads(line)["urls"][0]
-        except (ValueError, KeyError, IndexError):
+            said: dict[str, Any] = json.loads(line)
+        except ValueError:
+            said = {}
+        if "urls" not in said:
             process.kill()
             process.wait()
-            raise ServiceError(f"node {spec.name} did not start: {self._last_words()}") from None
+            why = said["error"]["message"] if "error" in said else self._last_words()
+            raise ServiceError(f"node {spec.name} did not start: {why}")
+        url: str = said["urls"][0]
         return url
 
     def _last_words(self) -> str:

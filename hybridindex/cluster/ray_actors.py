@@ -21,6 +21,7 @@ __all__ = [
     "attach",
     "load_ray",
     "manager_of",
+    "no_cluster",
     "node_places",
     "require_ray",
     "start_actor",
@@ -78,7 +79,10 @@ def attach(address: str) -> Any:
                 f"Ray at {address} asks for a token, and this process has none, or another one; expected RAY_AUTH_MODE="
                 "token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as its nodes have them"
             ) from error
-        raise UnreachableError(f"no Ray cluster answers at {address}: start one with ray start --head") from error
+        raise UnreachableError(
+            f"no Ray cluster answers at {address}: start one with ray start --head, or "
+            "nodes on this machine alone with hybridindex cluster start INDEX --local N"
+        ) from error
     except Exception as error:
         # Ray has no class of its own for another version or a wrong token.
         raise ServiceError(f"Ray at {address} does not let us in: {str(error).strip().splitlines()[0]}") from error
@@ -167,6 +171,9 @@ def manager_of(ray: Any, cluster: str) -> Any:
     try:
         return ray.get_actor(f"{cluster}:manager", namespace=NAMESPACE)
     except ValueError:
-        raise ServiceError(
-            f"no cluster {cluster} runs on this Ray; start it: hybridindex cluster start INDEX"
-        ) from None
+        raise no_cluster(cluster) from None
+
+
+def no_cluster(cluster: str) -> ServiceError:
+    """That no such one runs."""
+    return ServiceError(f"no cluster {cluster} runs on this Ray; start it: hybridindex cluster start INDEX")

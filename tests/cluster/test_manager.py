@@ -220,7 +220,7 @@ def test_one_change_at_a_time(index, tmp_path):
 
 
 def test_what_no_cluster_can_be_made_of(index, tmp_path):
-    with pytest.raises(ServiceError, match="did not start"):
+    with pytest.raises(ServiceError, match="did not start: No such option: --nonsense"):
         NodeProcess(NodeSpec(
             name="node-0", index=str(index.path), data=str(tmp_path / "node"), memory_bytes=1, key=KEY,
             options=("--nonsense",),

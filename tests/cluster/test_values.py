@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.cluster import NodeOptions
+from hybridindex.cluster.local_ray import read_local, stop_local
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
-from hybridindex.errors import CorruptIndexError, InvalidInputError
+from hybridindex.errors import CorruptIndexError, InvalidInputError, ServiceError
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
 from hybridindex.router.remote.scan_codec import decode_found, decode_scan, encode_found, encode_scan
 
@@ -136,3 +139,21 @@ def test_bad_requests_name_the_field(values, words):
 def test_nodes_that_others_could_reach_need_a_certificate(values, words, tmp_path):
     with pytest.raises(InvalidInputError, match=words):
         NodeOptions(**{"memory_bytes": 1, "data": tmp_path, **values})
+
+
+def test_a_ray_that_has_ended_is_forgotten_and_nothing_else_is_killed(tmp_path):
+    """As after a restart of the machine, where another process has its id."""
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        left = {"address": "127.0.0.2:1", "token": "t", "pid": other.pid, "folder": str(tmp_path / "hix")}
+        (tmp_path / "ray.json").write_text(json.dumps({**left, "host": socket.gethostname()}))
+        assert not read_local(tmp_path).runs()
+        stop_local(tmp_path)
+        assert other.poll() is None
+        assert read_local(tmp_path) is None
+        (tmp_path / "ray.json").write_text(json.dumps({**left, "host": "elsewhere"}))
+        with pytest.raises(ServiceError, match="started on elsewhere"):
+            stop_local(tmp_path)
+    finally:
+        other.kill()
+        other.wait()

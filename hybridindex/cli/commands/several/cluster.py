@@ -18,6 +18,7 @@ from hybridindex.cli.console import CliProgress, emit, err, load_npy, out, parse
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json, Key, Nprobe
 from hybridindex.cluster import ClusterRequest, NodeOptions, connect, plan_nodes, start
+from hybridindex.cluster import stop as stop_cluster
 
 __all__ = ["register"]
 
@@ -229,8 +230,7 @@ def register(app: typer.Typer) -> None:
     @group.command()
     def stop(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
         """End the nodes and the manager, and the Ray that --local started. Shares stay on disk for the next start."""
-        with connect(index, address=address, folder=state) as cluster:
-            cluster.stop()
+        stop_cluster(index, address=address, folder=state)
         emit({"stopped": True}, as_json=json, table="the cluster has ended")
 
 
