@@ -310,8 +310,8 @@ def test_ctrl_c_is_130(cli, planned, monkeypatch):
 
 def test_every_command_takes_json_and_explains_itself():
     commands = dict(typer.main.get_command(make_app()).commands)
-    for group in ("keys", "profile", "refresh-schedule"):
-        commands |= commands.pop(group).commands
+    for group in ("keys", "profile", "refresh-schedule", "cluster"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     for name, command in commands.items():
         assert command.help, name
         assert any("--json" in p.opts for p in command.params), name
