@@ -10,6 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from hybridindex.cluster.router import ClusterRouter
+from hybridindex.errors import IncompleteAnswerError, UnreachableError
 from hybridindex.types import SearchResult
 from tests.clustered import clustered
 
@@ -69,6 +70,14 @@ class Load:
         """Until so many more answers came."""
         aim = self.n_right + n
         wait_until(lambda: self.n_right >= aim)
+
+    def check(self) -> None:
+        """No answer was wrong, or silently a part of one; and what failed says that nodes did not answer. Where others
+        take the cores, a node may be silent for longer than it is waited for: ``benchmarks.service.cluster`` counts
+        these failures."""
+        assert not self.wrong
+        others = [error for error in self.errors if not isinstance(error, IncompleteAnswerError | UnreachableError)]
+        assert not others
 
     def __enter__(self) -> Load:
         for thread in self._threads:

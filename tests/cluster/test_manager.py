@@ -93,8 +93,7 @@ def test_a_node_that_dies_costs_no_answer_and_comes_back(index, one_machine, tmp
         wait_until(lambda: it.nodes[1].n_starts == 2 and it.states() == ["up"] * 3)
         assert it.manager.status()["lists_below_replicas"] == 0
         load.more()
-    assert not load.wrong
-    assert not load.errors
+    load.check()
 
 
 def is_ready(node):
@@ -131,8 +130,7 @@ def test_a_node_that_hangs_leaves_the_map_and_its_lists_are_copied(index, one_ma
                 os.kill(it.nodes[2].pid, signal.SIGCONT)
             wait_until(lambda: it.states() == ["up"] * 3)
             load.more()
-        assert not load.wrong
-        assert not load.errors
+        load.check()
 
 
 def test_nodes_come_and_go_while_searches_go_on(index, one_machine, tmp_path):
@@ -155,8 +153,7 @@ def test_nodes_come_and_go_while_searches_go_on(index, one_machine, tmp_path):
             load.more(60)
         finally:
             it.nodes[3].close()
-    assert not load.wrong
-    assert not load.errors
+    load.check()
 
 
 def test_a_manager_goes_on_where_it_was(index, one_machine, tmp_path):
@@ -165,8 +162,7 @@ def test_a_manager_goes_on_where_it_was(index, one_machine, tmp_path):
         it.manager.close()
         with Load(router, one_machine) as load:
             load.more()  # nodes need no manager
-        assert not load.wrong
-        assert not load.errors
+        load.check()
         it.manager = it.managed()
         wait_until(lambda: it.states() == ["up"] * 3)
         after = it.manager.status()
@@ -188,8 +184,7 @@ def test_lists_that_are_damaged_on_a_node_come_from_others(index, one_machine, t
         with Load(router, one_machine) as load:
             wait_until(lambda: it.states() == ["up"] * 2)
             load.more()
-        assert not load.wrong
-        assert not load.errors
+        load.check()
         assert file.read_bytes()[at : at + 64] != bytes(64)
 
 
@@ -208,8 +203,7 @@ def test_a_change_that_a_node_cannot_do_is_undone(index, one_machine, tmp_path):
         assert [node["lists"] for node in it.manager.status()["nodes"]] == [node["lists"] for node in before["nodes"]]
         with Load(router, one_machine) as load:
             load.more()
-        assert not load.wrong
-        assert not load.errors
+        load.check()
 
 
 def test_one_change_at_a_time(index, tmp_path):
