@@ -11,6 +11,9 @@
         result = router.search(queries, k=10)
 """
 
+from importlib import import_module
+from typing import Any
+
 from hybridindex.api import Index, build, from_faiss, remove_replaced, restore, rollback
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
@@ -40,3 +43,10 @@ __all__ = [
 ]
 
 _find_old_paths()
+
+
+def __getattr__(name: str) -> Any:
+    """``hx.cluster`` without an import of its own: most users serve from one machine, and do not wait for it."""
+    if name == "cluster":
+        return import_module("hybridindex.cluster")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

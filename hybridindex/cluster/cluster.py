@@ -30,7 +30,14 @@ from hybridindex.cluster.ray_actors import (
 )
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry
-from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError, UnreachableError
+from hybridindex.errors import (
+    FileError,
+    HybridIndexError,
+    InvalidInputError,
+    MissingFileError,
+    ServiceError,
+    UnreachableError,
+)
 from hybridindex.index import read_manifest
 from hybridindex.index.storage.generation import as_path
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
@@ -419,13 +426,21 @@ class Cluster:
     def router(self, *, timeout_s: float = 30.0) -> ClusterRouter:
         """What searches it; the caller's to close."""
         key = self._key or self._read_key()
-        tls = None if self._ca is None else ssl.create_default_context(cafile=self._ca)
+        ca = self._ca or self._kept_ca()
+        tls = None if ca is None else ssl.create_default_context(cafile=ca)
         if self._seed is not None:
             nodes, dim = self._ask_seed(self._seed, key, tls)
         else:
             nodes = {node["name"]: node["url"] for node in self.status()["nodes"] if not node["drains"]}
             dim = read_manifest(self.path).dim
         return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s)
+
+    def _kept_ca(self) -> str | None:
+        """What nodes were started with, where the cluster's folder can be read."""
+        try:
+            return None if (path := self._read_options().tls_ca) is None else str(path)
+        except FileError:
+            return None
 
     @staticmethod
     def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:

@@ -26,6 +26,7 @@ from hybridindex.errors import (
 )
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.types import F32, SearchResult
 
@@ -77,7 +78,7 @@ class _Search:
         if name not in self._asked:
             return
         self._asked[name][0].late = True
-        if self._router.may_hedge():
+        if self._router.hedges.spend():
             self._asked[name][0].n_hedged += 1
             self._ask_another()
 
@@ -159,32 +160,21 @@ class ClusterRouter:
             raise InvalidInputError("nodes is empty; expected the URL of a node at least")
         self.dim, self._timeout_s = dim, check_number("timeout_s", timeout_s, 3600.0)
         self._key, self._tls = key, tls
-        self._tokens = 20.0
+        self.hedges = HedgeBudget()
         self._searches: set[_Search] = set()
         self._peers: list[Peer] = []
         self._turn = 0
         self._closed = False
         self._lock = threading.Lock()
-        self.loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hybridindex-cluster", daemon=True)
-        self._thread.start()
-        self.loop.call_soon_threadsafe(self._begin, dict(nodes))
-        self._ready.wait()
+        self._thread = LoopThread(name="hybridindex-cluster")
+        self.loop = self._thread.loop
+        self._thread.run(self._begin(dict(nodes)))
 
     # On the loop's thread
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            self.loop.close()
-
-    def _begin(self, nodes: dict[str, str]) -> None:
+    async def _begin(self, nodes: dict[str, str]) -> None:
         self._set_nodes(nodes)
         self._follower = self.loop.create_task(self._follow())
-        self._ready.set()
 
     def _set_nodes(self, nodes: Mapping[str, str]) -> None:
         known = {(peer.node.name, peer.node.url): peer for peer in self._peers}
@@ -228,15 +218,8 @@ class ClusterRouter:
         best = min(ordered, key=lambda peer: (not peer.up, peer.late, peer.n_open))
         return best if best.up or len(tried) < len(self._peers) else None
 
-    def may_hedge(self) -> bool:
-        """Whether one more search may be asked twice."""
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
     def _start(self, search: _Search) -> None:
-        self._tokens = min(20.0, self._tokens + 0.1)
+        self.hedges.earn()
         self._searches.add(search)
         search.start()
 
@@ -303,7 +286,7 @@ class ClusterRouter:
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router of the cluster is closed")
-            self.loop.call_soon_threadsafe(self._start, search)
+            self._thread.call(self._start, search)
         return search.future
 
     def _checked(self, queries: Any) -> F32:
@@ -322,9 +305,8 @@ class ClusterRouter:
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.run(self._end())
+        self._thread.close()
 
     async def _end(self) -> None:
         for search in list(self._searches):

@@ -38,7 +38,6 @@ from hybridindex.index.storage.generation import (
 )
 from hybridindex.index.storage.going_back import previous_generation, remove_others, switch_back
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
-from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.list_digests import (
     U64,
     damaged_among,
@@ -47,6 +46,7 @@ from hybridindex.index.storage.list_digests import (
     list_spans,
     read_digests,
 )
+from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
     LISTS_FILE,
@@ -301,7 +301,7 @@ def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> tuple[
         if found != manifest.files[name].xxh3_128:
             raise CorruptIndexError(f"{generation / name} differs from its checksum in the manifest")
     _check_size(generation, manifest, LISTS_FILE)
-    table = _read_table(generation, manifest)
+    table = read_table(generation, manifest)
     digests = read_digests(generation / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
     if verify == "full" and not filesystem.exists(generation / SHARE_FILE):
         digests = _check_lists(generation / LISTS_FILE, manifest, table, digests)
@@ -372,25 +372,6 @@ def _check_lists(file: Path, manifest: Manifest, table: I64, digests: U64 | None
         raise unreadable(error, file) from error
     where = f" ({name_lists(damaged)} of {manifest.nlist})" if damaged else ""
     raise CorruptIndexError(f"{file} differs from its checksum in the manifest{where}")
-
-
-def _read_table(generation: Path, manifest: Manifest) -> I64:
-    file = generation / TABLE_FILE
-    try:
-        table = filesystem.read_array(file)
-    except OSError as error:
-        raise unreadable(error, file) from error
-    except (ValueError, EOFError) as error:
-        raise CorruptIndexError(f"{file} cannot be read: {error}") from error
-    check_extents(
-        table,
-        nlist=manifest.nlist,
-        count=manifest.count,
-        code_size=manifest.code_size,
-        layout=manifest.layout,
-        file_bytes=manifest.files[LISTS_FILE].size,
-    )
-    return np.ascontiguousarray(table)
 
 
 def _check_model(model: LoadedModel, manifest: Manifest, generation: Path) -> None:

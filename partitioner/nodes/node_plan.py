@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +14,7 @@ from hybridindex.paging import format_bytes
 from hybridindex.partitioner.nodes.cover import MOST_NODES, U64
 from hybridindex.types import F64, I64
 
-__all__ = ["NodeLoss", "NodePlan", "NodeRequest", "holders_of", "lists_of_node", "mask_of", "matrix_of", "ranges_of"]
-
-_FORMAT = 1
+__all__ = ["NodeLoss", "NodePlan", "NodeRequest", "holders_of", "lists_of_node", "mask_of", "matrix_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,38 +159,16 @@ class NodePlan:
         return "\n".join(told)
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads, as values that JSON has; lists of a node as half-open ranges."""
+        """As values that JSON has: what was asked, who holds which lists, and what follows."""
         return {
-            "format": _FORMAT,
-            "request": {**dataclasses.asdict(self.request), "node_bytes": list(self.request.node_bytes)},
-            "list_bytes": self.list_bytes.tolist(),
-            "work": self.work.tolist(),
-            "nodes": [ranges_of(lists_of_node(self.holders, node)) for node in range(self.request.n_nodes)],
+            "request": dataclasses.asdict(self.request),
+            "lists_of_node": [lists_of_node(self.holders, node).tolist() for node in range(self.request.n_nodes)],
+            "node_bytes": self.node_bytes.tolist(),
+            "work_share": self.work_share.tolist(),
+            "hot_lists": self.spread.tolist(),
             "fan_out": self.fan_out,
             "local_share": self.local_share,
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NodePlan:
-        """The plan that :meth:`to_json` was called on.
-
-        Raises:
-            InvalidInputError: another format.
-        """
-        if data.get("format") != _FORMAT:
-            raise InvalidInputError(f"the plan of nodes has format {data.get('format')!r}; {_FORMAT} is known")
-        on = np.zeros((len(data["list_bytes"]), len(data["nodes"])), dtype=np.bool_)
-        for node, ranges in enumerate(data["nodes"]):
-            for start, stop in ranges:
-                on[start:stop, node] = True
-        return cls(
-            request=NodeRequest(**{**data["request"], "node_bytes": tuple(data["request"]["node_bytes"])}),
-            list_bytes=np.array(data["list_bytes"], dtype=np.int64),
-            work=np.array(data["work"], dtype=np.float64),
-            holders=holders_of(on),
-            fan_out=data["fan_out"],
-            local_share=data["local_share"],
-        )
 
 
 def matrix_of(holders: U64, n_nodes: int) -> npt.NDArray[np.bool_]:
@@ -216,9 +191,3 @@ def lists_of_node(holders: U64, node: int) -> I64:
 def mask_of(nodes: I64) -> int:
     """The bits of ``nodes``."""
     return sum(1 << node for node in nodes.tolist())
-
-
-def ranges_of(lists: I64) -> list[list[int]]:
-    """Half-open ranges of ascending ``lists``: 0, 1, 2, 5 -> [[0, 3], [5, 6]]."""
-    breaks = np.flatnonzero(np.diff(lists) != 1) + 1
-    return [[int(part[0]), int(part[-1]) + 1] for part in np.split(lists, breaks) if part.size]

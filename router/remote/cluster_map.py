@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index.share.ranges import mask_of, ranges_of
 
 __all__ = ["MAX_NODES", "U64", "ClusterMap", "MapNode"]
 
@@ -93,7 +94,7 @@ class ClusterMap:
 
     def to_json(self) -> str:
         nodes = [
-            {"name": node.name, "url": node.url, "serving": node.serving, "lists": _ranges(self.held_by(i))}
+            {"name": node.name, "url": node.url, "serving": node.serving, "lists": ranges_of(self.held_by(i))}
             for i, node in enumerate(self.nodes)
         ]
         return json.dumps(
@@ -128,8 +129,7 @@ class ClusterMap:
             raise InvalidInputError(f"nodes of a map are no list of 1..{MAX_NODES} objects")
         holders = np.zeros(nlist, dtype=np.uint64)
         for i, node in enumerate(nodes):
-            for start, stop in _checked_ranges(node.get("lists"), nlist):
-                holders[start:stop] |= np.uint64(1 << i)
+            holders[mask_of(node.get("lists"), nlist)] |= np.uint64(1 << i)
         return cls(
             cluster=_text(raw, "cluster"),
             version=_whole(raw, "version", 1, 1 << 53),
@@ -142,22 +142,6 @@ class ClusterMap:
             holders=holders,
             replicas=_whole(raw, "replicas", 1, MAX_NODES),
         )
-
-
-def _ranges(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    ranges: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return ranges
-
-
-def _checked_ranges(value: Any, nlist: int) -> list[list[int]]:
-    def good(pair: Any) -> bool:
-        whole = isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)
-        return whole and 0 <= pair[0] < pair[1] <= nlist
-
-    if not isinstance(value, list) or not all(good(pair) for pair in value):
-        raise InvalidInputError(f"lists of a node are no ranges [start, stop) within 0..{nlist}")
-    return value
 
 
 def _whole(raw: dict[str, Any], name: str, low: int, high: int) -> int:

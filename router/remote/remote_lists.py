@@ -27,6 +27,7 @@ from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.merge import empty_topk
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.remote.cluster_map import U64, ClusterMap
+from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.pieces import NOBODY, Part, Piece
 from hybridindex.types import F64, I64
@@ -35,8 +36,6 @@ __all__ = ["RemoteChoice", "RemoteLists"]
 
 _log = logging.getLogger(__name__)
 
-#: Hedges beyond one scan in ten, that may come at once.
-_HEDGE_SHARE, _MOST_HEDGES = 0.1, 20.0
 #: Before a deadline, for what follows the last answer.
 _MARGIN_S = 0.002
 
@@ -110,7 +109,7 @@ class _Nodes:
         return self._view.choose(probes, self._lists.nothing_here, excluded)
 
     def may_hedge(self) -> bool:
-        return self._lists.may_hedge()
+        return self._lists.hedges.spend()
 
 
 class _Scan:
@@ -220,14 +219,13 @@ class RemoteLists:
         self._view = _View(None, None, (), np.zeros(index.nlist, dtype=np.uint64))
         self._here: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
         self._scans: set[_Scan] = set()
-        self._tokens = _MOST_HEDGES
+        self.hedges = HedgeBudget()
         self._changing = threading.Lock()
         self._idle = threading.Condition()
         self._n_open = 0
         self._closed = False
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="hybridindex-remote", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread(name="hybridindex-remote")
+        self.loop = self._thread.loop
 
     # The map
 
@@ -256,7 +254,7 @@ class RemoteLists:
                 raise InvalidInputError(f"the map is of cluster {map_.cluster}; this node is of {before.cluster}")
             if before is not None and map_.version <= before.version:
                 return map_.version == before.version
-            asyncio.run_coroutine_threadsafe(self._change(map_), self.loop).result()
+            self._thread.run(self._change(map_))
         return True
 
     async def _change(self, map_: ClusterMap) -> None:
@@ -295,12 +293,12 @@ class RemoteLists:
             if self._closed:
                 raise RouterClosedError("the connections to other nodes are closed")
             self._n_open += 1
-        self.loop.call_soon_threadsafe(self._start, choice.view, batch, part, node, target)
+        self._thread.call(self._start, choice.view, batch, part, node, target)
 
     def _start(self, view: _View, batch: Batch, part: ProbePart, node: int, target: str) -> None:
         scan = None
         try:
-            self._tokens = min(_MOST_HEDGES, self._tokens + _HEDGE_SHARE)
+            self.hedges.earn()
             scan = _Scan(self, view, batch, part, node, target)
             self._scans.add(scan)
             scan.start()
@@ -324,19 +322,12 @@ class RemoteLists:
             if not self._n_open:
                 self._idle.notify_all()
 
-    def may_hedge(self) -> bool:
-        """On the own thread."""
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
     def settle(self, limit_s: float) -> None:
         """Until no part is under way; after so long they are given up, and count as not scanned."""
         with self._idle:
             if self._idle.wait_for(lambda: not self._n_open, limit_s):
                 return
-        self.loop.call_soon_threadsafe(self._give_up_all)
+        self._thread.call(self._give_up_all)
         with self._idle:
             self._idle.wait_for(lambda: not self._n_open)
 
@@ -346,7 +337,7 @@ class RemoteLists:
 
     def owns_current_thread(self) -> bool:
         """Whether the own thread asks, in a callback of an answer."""
-        return threading.current_thread() is self._thread
+        return self._thread.is_current()
 
     # Its end, and what it tells
 
@@ -370,9 +361,8 @@ class RemoteLists:
                 return
             self._closed = True
         self.settle(0.0)
-        asyncio.run_coroutine_threadsafe(self._close_peers(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.run(self._close_peers())
+        self._thread.close()
 
     async def _close_peers(self) -> None:
         view, self._view = self._view, _View(None, None, (), self._view.holders)
@@ -380,10 +370,3 @@ class RemoteLists:
         await asyncio.gather(*tasks, return_exceptions=True)
         # What was aborted tells its protocol in the loop's next turn.
         await asyncio.sleep(0)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            self.loop.close()

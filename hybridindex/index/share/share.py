@@ -37,8 +37,8 @@ from hybridindex.index.share.record import read_held, render_held
 from hybridindex.index.share.source import ListSource
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.index.storage.generation import GenerationWriter, as_path
-from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.list_digests import read_digests
+from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
     LISTS_FILE,
@@ -94,14 +94,7 @@ def create_share(path: str | Path, source: ListSource) -> None:
     with GenerationWriter(as_path(path), number=manifest.generation) as writer:
         for name in (MODEL_FILE, TABLE_FILE, DIGESTS_FILE):
             writer.open_file(name).append(files[name])
-        check_extents(
-            filesystem.read_array(writer.directory / TABLE_FILE),
-            nlist=manifest.nlist,
-            count=manifest.count,
-            code_size=manifest.code_size,
-            layout=manifest.layout,
-            file_bytes=manifest.files[LISTS_FILE].size,
-        )
+        read_table(writer.directory, manifest)
         if read_digests(writer.directory / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist) is None:
             raise CorruptIndexError(f"{DIGESTS_FILE} of the source is damaged, or of another index")
         writer.open_file(LISTS_FILE).extend(manifest.files[LISTS_FILE].size)

@@ -14,8 +14,8 @@ from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, 
 from hybridindex.index.log.change_log import log_file
 from hybridindex.index.share.record import read_held
 from hybridindex.index.storage.generation import as_path, read_current, unreadable
-from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.list_digests import digest_lists, list_spans, read_digests, render_digests
+from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
     LISTS_FILE,
@@ -55,20 +55,10 @@ class FolderSource:
         self._folder = folder = read_current(as_path(path))
         try:
             self._raw_manifest = filesystem.read_bytes(folder / MANIFEST_FILE)
-            self._manifest = manifest = parse_manifest(self._raw_manifest, str(folder / MANIFEST_FILE))
-            table = filesystem.read_array(folder / TABLE_FILE)
         except FileError as error:
             raise unreadable(error, folder) from error
-        except (ValueError, EOFError) as error:
-            raise CorruptIndexError(f"{folder / TABLE_FILE} cannot be read: {error}") from error
-        check_extents(
-            table,
-            nlist=manifest.nlist,
-            count=manifest.count,
-            code_size=manifest.code_size,
-            layout=manifest.layout,
-            file_bytes=manifest.files[LISTS_FILE].size,
-        )
+        self._manifest = manifest = parse_manifest(self._raw_manifest, str(folder / MANIFEST_FILE))
+        table = read_table(folder, manifest)
         self._spans = list_spans(table, manifest.code_size, manifest.layout)
 
     def files(self) -> dict[str, bytes]:

@@ -1,23 +1,59 @@
-"""Writing ``lists.bin``: streams of encoded rows into extents, and extents of one layout into those of another.
+"""The table of extents as it lies on disk; and writing ``lists.bin``: streams of encoded rows into extents, and extents
+of one layout into those of another.
 
-Bounded memory: at most one chunk of rows at a time. Knows extents and files; not vectors, faiss or manifests.
+Bounded memory: at most one chunk of rows at a time. Knows extents and files; not vectors or faiss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.storage.generation import OutFile
-from hybridindex.index.storage.layout import BLOCK, Layout, from_blocks16, plan_extents, to_blocks16, total_bytes
+from hybridindex.index.storage.generation import OutFile, unreadable
+from hybridindex.index.storage.layout import (
+    BLOCK,
+    Layout,
+    check_extents,
+    from_blocks16,
+    plan_extents,
+    to_blocks16,
+    total_bytes,
+)
+from hybridindex.index.storage.manifest import LISTS_FILE, TABLE_FILE, Manifest
 from hybridindex.index.storage.pqfs import pack_pqfs, unpack_pqfs
 from hybridindex.types import I64, U8
 
-__all__ = ["ExtentReader", "ExtentWriter", "repack"]
+__all__ = ["ExtentReader", "ExtentWriter", "read_table", "repack"]
 
 _REPACK_BYTES = 8 << 20
+
+
+def read_table(folder: Path, manifest: Manifest) -> I64:
+    """The (nlist, 3) table of extents in the folder of a generation, proven to stay within ``lists.bin``.
+
+    Raises:
+        CorruptIndexError: damaged, or of another index. UnreadableIndexError: it cannot be read.
+    """
+    file = folder / TABLE_FILE
+    try:
+        table = filesystem.read_array(file)
+    except OSError as error:
+        raise unreadable(error, file) from error
+    except (ValueError, EOFError) as error:
+        raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+    check_extents(
+        table,
+        nlist=manifest.nlist,
+        count=manifest.count,
+        code_size=manifest.code_size,
+        layout=manifest.layout,
+        file_bytes=manifest.files[LISTS_FILE].size,
+    )
+    return np.ascontiguousarray(table)
 
 
 class ExtentWriter:
