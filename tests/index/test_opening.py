@@ -182,7 +182,7 @@ def test_a_reader_overtaken_by_a_rebuild_opens_the_new_generation(
 ) -> None:
     path = tmp_path / "i"
     shutil.copytree(built, path)
-    read_table = opening._read_table
+    read_table = opening.read_table
     overtaken = []
 
     def read_late(*args: object) -> object:
@@ -192,7 +192,7 @@ def test_a_reader_overtaken_by_a_rebuild_opens_the_new_generation(
             remove_replaced(path)
         return read_table(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(opening, "_read_table", read_late)
+    monkeypatch.setattr(opening, "read_table", read_late)
     assert read(path).count == 50
 
 
