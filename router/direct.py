@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from hybridindex.index.live.state import LiveRows
+from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.batch.merge import finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import split_probes
@@ -95,3 +96,31 @@ class DirectSearch:
             row_pages=0 if codes is None or codes.on_disk is None else codes.on_disk.take_pages(),
         )
         return SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
+
+    def scan(
+        self, queries: F32, k: int, given: GivenProbes
+    ) -> tuple[SearchResult, tuple[tuple[str, float, float], ...]] | None:
+        """As :meth:`hybridindex.router.engine.Engine.scan_directly`, and the stages with their start and end. None:
+        codes are compared, a list is not here, or a query names none; nothing was counted."""
+        integrity, (probes, coarse) = self._integrity, given
+        seen, absent = integrity.seen, integrity.quarantined
+        if self._codes is not None or (absent is not None and (absent[probes] & (probes >= 0)).any()):
+            return None
+        started_s = time.perf_counter()
+        split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)
+        split_s = time.perf_counter()
+        if len(split.parts) != 1 or len(split.parts[0].rows) < len(queries):
+            return None
+        part = split.parts[0]
+        distances, ids = self._host.scan_checked(queries, part.probes, part.coarse_distances, k)
+        scanned_s = time.perf_counter()
+        finish_topk(distances, ids, keep_max=self._keep_max)
+        if integrity.marks[0] != seen:
+            return None
+        ended_s = time.perf_counter()
+        self._pace.observe(part.total_bytes, ended_s - split_s)
+        stages = (SPLIT, started_s, split_s), (HOST_SCAN, split_s, scanned_s), (MERGE, scanned_s, ended_s)
+        seconds = {name: end - start for name, start, end in stages}
+        self._stats.add_batch(seconds, n_queries=len(queries), host_bytes=part.total_bytes, for_node=True)
+        result = SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
+        return result, stages

@@ -25,7 +25,7 @@ from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, find_instead, scan_added
-from hybridindex.router.batch.batch import Batch, Request, RowsAt, given_probes
+from hybridindex.router.batch.batch import Batch, GivenProbes, Request, RowsAt, given_probes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.parts import RouterParts
@@ -168,6 +168,20 @@ class Engine:
             return found
         finally:
             self._turn.release()
+
+    def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
+        """As :meth:`search_directly`, of lists that another node chose, whoever listens; None, too, where a list is not
+        here."""
+        if self._direct is None or not self._turn.take(self._is_idle):
+            return None
+        try:
+            found = self._direct.scan(queries, k, given)
+        finally:
+            self._turn.release()
+        if found is None:
+            return None
+        self._reports.tell_of_scan(k, given.probes.shape[1], len(queries), found[1])
+        return found[0]
 
     def _run_here(self, request: Request) -> bool:
         """Executes ``request`` on the calling thread where the engine is idle; False where it is not."""

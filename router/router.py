@@ -353,6 +353,15 @@ class Router(OfOneProcess):
 
         return await on_served(self._current, submitted).future
 
+    def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
+        """As :meth:`ascan`, on the calling thread, where this concerns nobody else: there is no device, nobody listens,
+        and the engine is idle. None: it was not scanned.
+
+        Raises:
+            RouterClosedError: after :meth:`close`.
+        """
+        return on_served(self._current, lambda served: served.searcher.scan_directly(queries, k, given))
+
     async def ascan(self, queries: F32, k: int, given: GivenProbes) -> SearchResult:
         """The k nearest rows of given lists, all of which have to be here, for another node of the cluster.
 

@@ -128,6 +128,10 @@ class Searcher:
             request.on_batch = on_batch
             self._engine.submit(request)
 
+    def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
+        """As of :class:`hybridindex.router.engine.Engine`."""
+        return self._engine.scan_directly(queries, k, given)
+
     def submit_given(self, reply: Reply, queries: F32, k: int, given: GivenProbes) -> None:
         """Has given lists scanned, for another node.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hybridindex import filesystem
 from hybridindex.errors import FileError, MissingDependencyError, ServiceError, cannot_read, how_to_install
 from hybridindex.refresh.config import RefreshConfig
+from hybridindex.router.remote.loop_thread import new_event_loop
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -225,7 +226,7 @@ def serve(
             _log.info("serving %s at %s", ", ".join(each), ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(_run(served, keyring, sockets))
         finally:
             served.close()
@@ -265,16 +266,6 @@ def _addresses(indexes: Mapping[str, IndexConfig]) -> tuple[dict[str, DaemonAddr
             _log.error("index %s cannot be served: %s", name, error)
             problems[name] = str(error).replace(str(told.path), "INDEX")
     return addresses, problems
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed (the extra ``speed``)."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return make
 
 
 def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces | None:

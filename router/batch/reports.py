@@ -89,6 +89,27 @@ class BatchReports:
             queue_s=queue_s,
             stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=busy) for s, a, b, busy in times),
         )
+        self._tell(report, told)
+
+    def tell_of_scan(self, k: int, nprobe: int, n_queries: int, stages: Sequence[tuple[str, float, float]]) -> None:
+        """As :meth:`tell`, of lists that another node chose, scanned at once; ``stages``: name, start and end."""
+        number = self.next_number()
+        if not self.listeners:
+            return
+        report = BatchReport(
+            number=number,
+            n_requests=1,
+            n_queries=n_queries,
+            k=k,
+            nprobe=nprobe,
+            candidates=0,
+            started_s=stages[0][1],
+            queue_s=(0.0,),
+            stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=b - a) for s, a, b in stages),
+        )
+        self._tell(report, self.listeners)
+
+    def _tell(self, report: BatchReport, told: Sequence[Callable[[BatchReport], None]]) -> None:
         for tell in told:
             try:
                 tell(report)

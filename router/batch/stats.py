@@ -123,13 +123,24 @@ class StatsCounter:
                 self._add_stage(stage, busy)
 
     def add_batch(
-        self, seconds: Mapping[str, float], *, n_queries: int, host_bytes: int, candidates: int, row_pages: int
+        self,
+        seconds: Mapping[str, float],
+        *,
+        n_queries: int,
+        host_bytes: int,
+        candidates: int = 0,
+        row_pages: int = 0,
+        for_node: bool = False,
     ) -> None:
-        """Adds a batch of one request that the host answered without a wait: ``seconds`` by stage."""
+        """Adds a batch of one request that the host answered without a wait: ``seconds`` by stage.
+
+        ``for_node``: another node counts the request.
+        """
         with self._lock:
             counts = self._counts
-            counts["requests"] += 1
-            counts["queries"] += n_queries
+            if not for_node:
+                counts["requests"] += 1
+                counts["queries"] += n_queries
             counts["batches"] += 1
             counts["largest_batch"] = max(counts["largest_batch"], n_queries)
             counts["host_work_bytes"] += host_bytes

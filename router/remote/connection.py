@@ -13,13 +13,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hybridindex.errors import MissingDependencyError, UnreachableError, how_to_install
+from hybridindex.router.remote.frames import Buffer
 
 try:
     import httptools
 except ImportError as error:
     raise MissingDependencyError(f"nodes of a cluster need httptools: {how_to_install('service')}") from error
 
-__all__ = ["Connections", "Exchange"]
+__all__ = ["Connections", "Exchange", "Told"]
+
+#: Status, body, and what happened instead.
+Told = Callable[[int, Buffer, Exception | None], None]
 
 #: Connections that wait for a request; more are closed when they are free.
 _MOST_IDLE = 32
@@ -30,33 +34,33 @@ _MOST_HEADERS = 100
 class Exchange:
     """A request under way. Told once: an answer, or an error. Everything on the loop's thread."""
 
-    __slots__ = ("_connection", "_told", "most_bytes")
+    __slots__ = ("_stop", "_told", "most_bytes")
 
-    def __init__(self, told: Callable[[int, bytes, Exception | None], None], most_bytes: int) -> None:
+    def __init__(self, told: Told, most_bytes: int) -> None:
         """
         Args:
             told: called with status, body and None; or with 0, no body, and what happened.
             most_bytes: of the answer's body; a longer one is an error.
         """
-        self._told: Callable[[int, bytes, Exception | None], None] | None = told
-        self._connection: _Connection | None = None
+        self._told: Told | None = told
+        self._stop: Callable[[], None] | None = None
         self.most_bytes = most_bytes
 
-    def begin(self, connection: _Connection) -> bool:
-        """False where it was cancelled meanwhile."""
-        self._connection = connection
+    def begin(self, stop: Callable[[], None]) -> bool:
+        """``stop``: tells the node that nobody waits any more. False where it was cancelled meanwhile."""
+        self._stop = stop
         return self._told is not None
 
-    def settle(self, status: int, body: bytes, error: Exception | None) -> None:
-        told, self._told, self._connection = self._told, None, None
+    def settle(self, status: int, body: Buffer, error: Exception | None) -> None:
+        told, self._told, self._stop = self._told, None, None
         if told is not None:
             told(status, body, error)
 
     def cancel(self) -> None:
-        """Nobody is told any more; the node sees that the connection ends."""
-        connection, self._told, self._connection = self._connection, None, None
-        if connection is not None:
-            connection.abort()
+        """Nobody is told any more; the node need not go on."""
+        stop, self._told, self._stop = self._stop, None, None
+        if stop is not None:
+            stop()
 
 
 class _Connection(asyncio.Protocol):
@@ -173,7 +177,7 @@ class Connections:
         parts = [head, self._common, b"\r\n", body]
         if self._idle:
             connection = self._idle.pop()
-            if exchange.begin(connection):
+            if exchange.begin(connection.abort):
                 connection.send(exchange, parts)
             else:
                 self._idle.append(connection)
@@ -194,7 +198,7 @@ class Connections:
             exchange.settle(0, b"", UnreachableError(f"no connection to {self._host}:{self._port}: {error}"))
             return
         self._all.add(connection)
-        if self._closed or not exchange.begin(connection):
+        if self._closed or not exchange.begin(connection.abort):
             self._free(connection)
         else:
             connection.send(exchange, parts)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["HedgeBudget", "LoopThread"]
+__all__ = ["HedgeBudget", "LoopThread", "new_event_loop"]
 
 _T = TypeVar("_T")
 
@@ -15,11 +15,21 @@ _T = TypeVar("_T")
 _SHARE, _MOST = 0.1, 20.0
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where it is installed (the extra ``speed``): it wakes in half the time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class LoopThread:
     """Owner of both. Methods may be called from other threads."""
 
     def __init__(self, *, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -14,11 +14,13 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Connections, Exchange
+from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.tail import Tail
 
-__all__ = ["DOWN_AFTER_S", "Peer", "Told"]
+__all__ = ["DOWN_AFTER_S", "Peer"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +29,6 @@ PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
 #: Pings that a node answers before it is asked again.
 _TO_COME_BACK = 2
-
-#: Status, body, and what happened instead.
-Told = Callable[[int, bytes, Exception | None], None]
 
 
 class Peer:
@@ -60,6 +59,7 @@ class Peer:
         self._loop = loop
         self._connections = Connections(loop, node.url, key, tls)
         self._pings = Connections(loop, node.url, key, tls)
+        self._scans = Channel(loop, node.url, key, tls)
         self._closed = False
         self._heard_s = loop.time()
         self._n_good = _TO_COME_BACK - 1
@@ -81,6 +81,11 @@ class Peer:
         self._waiting.add(on_down)
         self._connections.request("POST", target, body, exchange, kind="application/octet-stream", accept=accept)
 
+    def scan(self, options: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
+        """As :meth:`ask`, of a scan."""
+        self._waiting.add(on_down)
+        self._scans.ask(options, body, exchange)
+
     def get(self, target: str, exchange: Exchange) -> None:
         """Asks for something small."""
         self._connections.request("GET", target, b"", exchange)
@@ -100,6 +105,7 @@ class Peer:
         self._end_waits(ConnectionError(f"node {self.node.name} left the map"))
         self._connections.close()
         self._pings.close()
+        self._scans.close()
         return self._task
 
     async def _watch(self) -> None:
@@ -127,7 +133,7 @@ class Peer:
         """What is wrong with the node."""
         answered: asyncio.Future[Exception | None] = self._loop.create_future()
 
-        def told(status: int, _body: bytes, error: Exception | None) -> None:
+        def told(status: int, _body: Buffer, error: Exception | None) -> None:
             if not answered.done():
                 answered.set_result(error or (None if status == 204 else ConnectionError(f"it answers {status}")))
 
@@ -154,6 +160,7 @@ class Peer:
         self.up = False
         if not self.silent:
             self._connections.drop_idle()
+            self._scans.drop()
         for on_down in list(self._waiting):
             on_down(error)
 

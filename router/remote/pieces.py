@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.router.batch.merge import empty_topk, merge_topk
 from hybridindex.router.batch.split import compact
 from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan, found_bytes
 from hybridindex.types import F32, I32, I64
@@ -58,15 +60,15 @@ class Asked(Protocol):
 class Part:
     """What the pieces of one part have in common."""
 
-    __slots__ = ("k", "keep_max", "nodes", "queries", "target")
+    __slots__ = ("k", "keep_max", "nodes", "options", "queries")
 
-    def __init__(self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, target: str) -> None:
+    def __init__(self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str) -> None:
         """
         Args:
             queries: (m, d) of the part.
-            target: of ``/v1/cluster/scan``, with what is the same for all of its pieces.
+            options: of the scan, as far as they are the same for all of its pieces.
         """
-        self.nodes, self.queries, self.k, self.keep_max, self.target = nodes, queries, k, keep_max, target
+        self.nodes, self.queries, self.k, self.keep_max, self.options = nodes, queries, k, keep_max, options
 
 
 class Piece:
@@ -105,7 +107,7 @@ class Piece:
             self._fail()
             return
         part, (r, w) = self._part, self._probes.shape
-        self._peer, self._began_s = peer, part.nodes.loop.time()
+        self._peer, self._began_s = peer, time.monotonic()
         body = encode_scan(part.queries[self.rows], self._probes, self._coarse)
         self._exchange = Exchange(self._told, found_bytes(r, part.k) + (1 << 16))
         peer.n_asked += 1
@@ -113,8 +115,7 @@ class Piece:
         peer.n_open += 1
         # Before it is asked: that may fail at once.
         self._timer = part.nodes.loop.call_later(peer.tail.limit_s(self._nbytes), self._is_late)
-        target = f"{part.target}&n={r}&w={w}"
-        peer.ask(target, body, self._exchange, self._went_down)
+        peer.scan(f"{part.options}&n={r}&w={w}", body, self._exchange, self._went_down)
         if not peer.up:
             self._wait_a_little()
 
@@ -125,7 +126,7 @@ class Piece:
         for piece in self._others or ():
             piece.cancel()
 
-    def _told(self, status: int, body: bytes, error: Exception | None) -> None:
+    def _told(self, status: int, body: Buffer, error: Exception | None) -> None:
         peer, part = self._peer, self._part
         assert peer is not None
         if status:
@@ -138,7 +139,7 @@ class Piece:
                 error = wrong
         self._end_exchange(cancel=False)
         if found is not None:
-            peer.tail.observe(self._nbytes, part.nodes.loop.time() - self._began_s)
+            peer.tail.observe(self._nbytes, time.monotonic() - self._began_s)
             self._finish(found, None)
             return
         peer.n_failed += 1

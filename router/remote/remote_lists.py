@@ -115,11 +115,11 @@ class _Nodes:
 class _Scan:
     """One part of one batch. Everything on the loop's thread."""
 
-    def __init__(self, lists: RemoteLists, view: _View, batch: Batch, part: ProbePart, node: int, target: str) -> None:
+    def __init__(self, lists: RemoteLists, view: _View, batch: Batch, part: ProbePart, node: int, options: str) -> None:
         self._lists, self._batch, self._part, self._node = lists, batch, part, node
         #: (m,) rows that wait.
         self._open = np.ones(len(part.rows), dtype=np.bool_)
-        shared = Part(_Nodes(lists, view), batch.queries[part.rows], batch.k, keep_max=batch.keep_max, target=target)
+        shared = Part(_Nodes(lists, view), batch.queries[part.rows], batch.k, keep_max=batch.keep_max, options=options)
         rows = np.arange(len(part.rows), dtype=np.int32)
         self._piece = Piece(shared, self, rows, part.probes, part.coarse_distances, 0)
         self._timers: list[asyncio.TimerHandle] = []
@@ -288,18 +288,18 @@ class RemoteLists:
 
     def put(self, batch: Batch, part: ProbePart, node: int, choice: RemoteChoice) -> None:
         """Has ``node`` scan a part. Completes it, and ends its scan in the batch, on the own thread."""
-        target = f"/v1/cluster/scan?d={batch.queries.shape[1]}&k={batch.k}&of={self._of}"
+        options = f"of={self._of}&d={batch.queries.shape[1]}&k={batch.k}"
         with self._idle:
             if self._closed:
                 raise RouterClosedError("the connections to other nodes are closed")
             self._n_open += 1
-        self._thread.call(self._start, choice.view, batch, part, node, target)
+        self._thread.call(self._start, choice.view, batch, part, node, options)
 
-    def _start(self, view: _View, batch: Batch, part: ProbePart, node: int, target: str) -> None:
+    def _start(self, view: _View, batch: Batch, part: ProbePart, node: int, options: str) -> None:
         scan = None
         try:
             self.hedges.earn()
-            scan = _Scan(self, view, batch, part, node, target)
+            scan = _Scan(self, view, batch, part, node, options)
             self._scans.add(scan)
             scan.start()
         except BaseException as error:  # noqa: BLE001 - nobody may wait for what did not begin

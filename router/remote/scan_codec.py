@@ -1,7 +1,7 @@
-"""What nodes exchange for one scan: the body of ``POST /v1/cluster/scan?n=&d=&w=&k=`` and its answer.
+"""What nodes exchange for one scan with the options ``of``, ``n``, ``d``, ``w`` and ``k``: its arrays, and those found.
 
 Little-endian, no padding. Asked: queries (n, d) float32 after the index's transforms, lists (n, w) int32, -1 = skip,
-coarse distances (n, w) float32. Answered: distances (n, k) float32, ids (n, k) int64. The four numbers determine both
+coarse distances (n, w) float32. Answered: distances (n, k) float32, ids (n, k) int64. The numbers determine both
 lengths; a body of any other length is refused.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.router.remote.frames import Buffer
 from hybridindex.types import F32, I64
 
 __all__ = ["decode_found", "decode_scan", "encode_found", "encode_scan", "found_bytes", "scan_bytes"]
@@ -36,7 +37,7 @@ def encode_scan(queries: F32, probes: I64, coarse_distances: F32) -> bytes:
     )
 
 
-def decode_scan(body: bytes, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:
+def decode_scan(body: Buffer, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:
     """Queries (n, d), lists (n, w) int64 and coarse distances (n, w), the first and last as views.
 
     Raises:
@@ -61,7 +62,7 @@ def encode_found(distances: F32, ids: I64) -> bytes:
     return distances.astype("<f4", copy=False).tobytes() + ids.astype("<i8", copy=False).tobytes()
 
 
-def decode_found(body: bytes, *, n: int, k: int) -> tuple[F32, I64]:
+def decode_found(body: Buffer, *, n: int, k: int) -> tuple[F32, I64]:
     """Distances and ids (n, k), which may be changed.
 
     Raises:

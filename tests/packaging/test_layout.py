@@ -69,7 +69,7 @@ ORDER = {
     "router": ("batch", "lookahead", "remote", "devices", "."),
     "partitioner": ("models", "nodes", "."),
     "profiler": (".", "llm"),
-    "service.http": ("page", ".", "routes", "app"),
+    "service.http": ("page", ".", "nodes", "routes", "app"),
     "service": (
         *("intake", "cluster", ".", "changes", "core", "status", "pruning", "several", "observe", "http", "daemon"),
     ),

@@ -87,7 +87,7 @@ def create_app(
         next(iter(metrics.values())),
         keyring,
         [(group.search, group.service) for group in groups],
-        _between_nodes(indexes.first),
+        _between_nodes(indexes.first, keyring, next(iter(metrics.values()))),
     )
     storage = {name: StorageWatch(service, service.clock) for name, service in indexes.services.items()}
     app = Application(
@@ -122,10 +122,10 @@ def create_app(
     return app
 
 
-def _between_nodes(first: Service | None) -> ClusterRoutes | None:
+def _between_nodes(first: Service | None, keyring: Keyring | None, metrics: Metrics) -> ClusterRoutes | None:
     """What other nodes of the first index's cluster ask; None: it is of none."""
     member = None if first is None else first.member
-    return None if first is None or member is None else ClusterRoutes(first, member)
+    return None if first is None or member is None else ClusterRoutes(first, member, keyring, metrics)
 
 
 @contextlib.asynccontextmanager

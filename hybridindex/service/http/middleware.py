@@ -23,6 +23,7 @@ from hybridindex.service.http.load_shedding import LoadShedder
 from hybridindex.service.http.origin import OriginPolicy
 from hybridindex.service.http.page.files import PAGE_PATHS
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
+from hybridindex.service.http.protocol import SWITCHED
 from hybridindex.service.intake.request_memory import Charge
 from hybridindex.service.observe.logs import REQUEST_ID, AccessLog
 from hybridindex.service.observe.metrics import Metrics
@@ -53,7 +54,7 @@ _WRITE = frozenset({"/v1/vectors", "/v1/documents"}) | _DELETE
 #: What nodes of a cluster and their manager ask; and of that what is asked all the time.
 _BETWEEN_NODES = "/v1/cluster/"
 _FOR_CLIENTS = frozenset({f"{_BETWEEN_NODES}ping", f"{_BETWEEN_NODES}nodes"})
-_SCANS = frozenset({f"{_BETWEEN_NODES}ping", f"{_BETWEEN_NODES}scan", f"{_BETWEEN_NODES}nodes"})
+_SCANS = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "channel", "nodes")})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
 #: Larger answers count until the client has taken them.
@@ -214,6 +215,8 @@ class RequestMiddleware:
             with self._memory.open(caller.name) as charge:
                 scope[CHARGE] = answer.charge = charge
                 await app(scope, receive, answer)
+            if SWITCHED in scope:
+                answer.status = 101
         except ClientDisconnect:
             answer.status = answer.status or 499
         except asyncio.CancelledError:

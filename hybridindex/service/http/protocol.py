@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -19,15 +19,33 @@ if TYPE_CHECKING:
 else:
     _Protocol = object
 
-__all__ = ["MAX_HEAD_BYTES", "TimedH11Protocol", "TurnAway", "choose_protocol"]
+__all__ = ["MAX_HEAD_BYTES", "SWITCH", "SWITCHED", "Switch", "TimedH11Protocol", "TurnAway", "choose_protocol"]
 
 #: (scope of a POST request, its target, header lines of every answer) -> the whole answer of a refusal, which keeps the
 #: connection; None: the request may come in.
 TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
 
+#: In the scope of a request that asks for another protocol: has the connection given to one, and told so, by its name.
+SWITCH = "hybridindex.switch"
+Switch = Callable[["OtherProtocol", str], None]
+#: In the scope once it was.
+SWITCHED = "hybridindex.switched"
+
 #: Limit of a request's line and headers. It is h11's own limit; httptools has none, and there what came with the first
 #: bytes is not counted.
 MAX_HEAD_BYTES = 1 << 16
+
+
+class OtherProtocol(Protocol):
+    """What the server ends as it does HTTP connections."""
+
+    #: To be called with it when its connection has ended.
+    on_end: Callable[[Any], None]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+    def shutdown(self) -> None:
+        """Ends it when what has come was answered."""
 
 
 class _OneWrite:
@@ -36,14 +54,14 @@ class _OneWrite:
     uvicorn writes them separately, and event loops send at once.
     """
 
-    __slots__ = ("_head", "_transport")
+    __slots__ = ("_head", "raw")
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self.raw = transport
         self._head = b""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.raw, name)
 
     def write(self, data: bytes) -> None:
         if self._head:
@@ -52,13 +70,13 @@ class _OneWrite:
             self._head = data
             return
         # uvloop raises where the client is gone before uvicorn was told.
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        if not self.raw.is_closing():
+            self.raw.write(data)
 
     def close(self) -> None:
         if self._head:
             self.write(b"")
-        self._transport.close()
+        self.raw.close()
 
 
 class _ConnectionTimeouts(_Protocol):
@@ -170,6 +188,8 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._in_head = False
+            if self.parser.should_upgrade():
+                cast("dict[str, Any]", self.scope)[SWITCH] = self._switch
             answer = self._turned_away() if self.parser.get_method() == b"POST" else None
             if answer is None:
                 super().on_headers_complete()
@@ -178,6 +198,23 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             self._turned_s = self.loop.time()
             self.server_state.total_requests += 1
             self.transport.write(answer)
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """What another protocol was asked for in vain is answered as any request."""
+
+        def _switch(self, other: OtherProtocol, name: str) -> None:
+            cast("dict[str, Any]", self.scope)[SWITCHED] = True
+            self.cycle.response_started = self.cycle.response_complete = True
+            self._stop_waiting()
+            self._stop_unread()
+            self._unset_keepalive_if_required()
+            connections, raw = self.connections, self.transport.raw
+            connections.discard(self)
+            connections.add(other)
+            other.on_end = connections.discard
+            raw.write(f"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {name}\r\n\r\n".encode())
+            raw.set_protocol(other)
+            other.connection_made(raw)
 
         def _turned_away(self) -> bytes | None:
             """None while another answer is pending or unread, and where the connection ends with this request."""

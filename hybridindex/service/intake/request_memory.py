@@ -134,12 +134,16 @@ class Charge:
         self._memory.take(self._client, wanted - self._taken, held=self._taken)
         self._taken = wanted
 
+    def close(self) -> None:
+        """Gives back all of it. Again: does nothing."""
+        if self._taken:
+            self._memory.take(self._client, -self._taken, held=self._taken)
+            self._taken = 0
+
     def __enter__(self) -> Charge:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._taken:
-            self._memory.take(self._client, -self._taken, held=self._taken)
-            self._taken = 0
+        self.close()

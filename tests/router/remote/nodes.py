@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -19,8 +19,12 @@ from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
 from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
+from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.service.config import Limits
+from hybridindex.service.http.nodes.channel import ScanChannel
+from hybridindex.service.intake.request_memory import RequestMemory
 from tests.router.slow_copies import until
 
 __all__ = ["Node", "cluster", "map_of"]
@@ -44,7 +48,7 @@ class Node:
         self.delay_s, self.hangs, self.fails = 0.0, False, False
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.transports: set[asyncio.BaseTransport] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.port = 0
@@ -61,7 +65,7 @@ class Node:
         """Listens, on the port that it had."""
 
         async def listen() -> None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self._server = await self._loop.create_server(lambda: _Front(self), "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
         self._run(listen())
@@ -72,8 +76,8 @@ class Node:
         async def end() -> None:
             assert self._server is not None
             self._server.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
+            for transport in list(self.transports):
+                transport.abort()
             await self._server.wait_closed()
 
         self._run(end())
@@ -96,40 +100,63 @@ class Node:
         self._loop.close()
         self.index.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                _, target, _ = head[0].split(" ")
-                length = next(int(line.partition(":")[2]) for line in head if line.startswith("content-length"))
-                body = await reader.readexactly(length)
-                while self.hangs:
-                    await asyncio.sleep(0.01)
-                status, answer = (204, b"") if target == "/v1/cluster/ping" else await self._scan(target, body)
-                writer.write(f"HTTP/1.1 {status} .\r\ncontent-length: {len(answer)}\r\n\r\n".encode() + answer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _scan(self, target: str, body: bytes) -> tuple[int, bytes]:
-        options = dict(parse_qsl(urlsplit(target).query))
-        n, d, w, k = (int(options[name]) for name in "ndwk")
-        assert options["of"] == f"{self.index.fingerprint}.{self.index.generation}"
+    async def scan(self, options: str, body, _charge) -> bytes:
+        """As a daemon does."""
+        while self.hangs:
+            await asyncio.sleep(0.01)
+        given = dict(parse_qsl(options))
+        n, d, w, k = (int(given[name]) for name in "ndwk")
+        assert given["of"] == f"{self.index.fingerprint}.{self.index.generation}"
         queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
         self.scans += 1
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if self.fails:
-            return 500, b"{}"
-        try:
-            found = await self.router.ascan(queries, k, GivenProbes(probes, coarse))
-        except Exception as error:  # noqa: BLE001 - the asking node says what it makes of it
-            return 409, repr(error).encode()
-        return 200, encode_found(found.distances, found.ids)
+            raise OSError("the test has it fail")
+        found = await self.router.ascan(queries, k, GivenProbes(probes, coarse))
+        return encode_found(found.distances, found.ids)
+
+
+class _Front(asyncio.Protocol):
+    """Answers pings, and begins channels."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._received = node, b""
+
+    def connection_made(self, transport) -> None:
+        self._transport = transport
+        self._node.transports.add(transport)
+
+    def connection_lost(self, _error) -> None:
+        self._node.transports.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        *heads, self._received = self._received.split(b"\r\n\r\n")
+        for head in heads:
+            if head.startswith(f"GET {CHANNEL_PATH} ".encode()):
+                self._switch()
+            else:
+                asyncio.get_running_loop().create_task(self._answer_ping())
+
+    async def _answer_ping(self) -> None:
+        while self._node.hangs:
+            await asyncio.sleep(0.01)
+        self._transport.write(b"HTTP/1.1 204 .\r\ncontent-length: 0\r\n\r\n")
+
+    def _switch(self) -> None:
+        memory = RequestMemory(1 << 30, client_share=1.0)
+        channel = ScanChannel(
+            self._node.scan,
+            lambda: memory.open("node"),
+            Limits(),
+            is_allowed=lambda: True,
+            on_answer=lambda _status, _seconds: None,
+        )
+        channel.on_end = lambda _channel: self.connection_lost(None)
+        self._transport.write(b"HTTP/1.1 101 .\r\n\r\n")
+        self._transport.set_protocol(channel)
+        channel.connection_made(self._transport)
 
 
 def map_of(nodes: list[Node], holders: np.ndarray, version: int = 1, serving=None) -> ClusterMap:

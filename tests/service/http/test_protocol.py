@@ -11,6 +11,7 @@ import time
 import pytest
 
 from hybridindex.client import Client
+from hybridindex.router.remote.loop_thread import new_event_loop
 from hybridindex.service import daemon as run
 from hybridindex.service.daemon_address import bind_tcp
 from hybridindex.service.http.protocol import TimedH11Protocol, _ConnectionTimeouts, _OneWrite, choose_protocol
@@ -168,7 +169,7 @@ def test_pipelined_requests_are_answered_in_order(make_service, protocol):
 
 def test_the_loop_is_uvloops_where_that_is_installed():
     uvloop = pytest.importorskip("uvloop")
-    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         assert isinstance(runner.get_loop(), uvloop.Loop)
 
 

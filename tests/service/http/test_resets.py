@@ -15,7 +15,8 @@ import threading
 import numpy as np
 import pytest
 
-from hybridindex.service.daemon import Daemon, _loop_factory
+from hybridindex.router.remote.loop_thread import new_event_loop
+from hybridindex.service.daemon import Daemon
 from hybridindex.service.daemon_address import bind_tcp
 from tests.service.test_daemon import certificate
 
@@ -57,7 +58,7 @@ def serve_beside(run, service, bound, loop):
         await running.run()
         player.join(300)
 
-    with asyncio.Runner(loop_factory=_loop_factory() if loop == "uvloop" else None) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop if loop == "uvloop" else None) as runner:
         runner.run(main())
 
 

@@ -1,7 +1,7 @@
 """Routes between the nodes of a cluster, and of its manager: plain ASGI, in no document but docs/cluster.md.
 
-A node is asked thousands of scans a second, and pinged; both bypass admission, which the asking node has had, and the
-access log.
+A node is asked thousands of scans a second, on channels that begin here, and pinged; both bypass admission, which the
+asking node has had, and the access log.
 """
 
 from __future__ import annotations
@@ -9,44 +9,46 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.errors import HybridIndexError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.index.share.source import FolderSource
-from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.frames import CHANNEL_PATH, UPGRADE
 from hybridindex.router.remote.list_source import FILES, MOST_BYTES, MOST_LISTS
-from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.service.auth import Keyring, Role
 from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import CHARGE, hold, read_body
-from hybridindex.service.http.middleware import Receive, Scope, Send
+from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
+from hybridindex.service.http.nodes.channel import ScanChannel
+from hybridindex.service.http.nodes.scans import Scans, other_generation
 from hybridindex.service.http.problems import Problem, ProblemError
-from hybridindex.service.http.searching import options_of
+from hybridindex.service.http.protocol import SWITCH, Switch
 from hybridindex.service.http.wire import BodyError, parse_json_object
+from hybridindex.service.observe.metrics import Metrics
 
 __all__ = ["PEER_PREFIX", "ClusterRoutes"]
 
 #: Of their paths.
 PEER_PREFIX = "/v1/cluster/"
 _BYTES, _JSON = b"application/octet-stream", b"application/json"
-#: Most queries and lists of one scan.
-_MOST_ROWS, _MOST_WIDTH = 1 << 16, 1 << 20
 
 
 class ClusterRoutes:
     """Of one node. On the event loop."""
 
-    def __init__(self, service: Service, member: Member) -> None:
-        self._service, self._member = service, member
-        index = service.index.ivf
-        self._index, self._of = index, f"{index.fingerprint}.{index.generation}"
+    def __init__(self, service: Service, member: Member, keyring: Keyring | None, metrics: Metrics) -> None:
+        self._service, self._member, self._keyring, self._metrics = service, member, keyring, metrics
+        self._index, self._scans = service.index.ivf, Scans(service)
         self.handlers: Mapping[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             ("GET", "ping"): self._ping,
-            ("POST", "scan"): self._scan,
+            ("GET", CHANNEL_PATH.removeprefix(PEER_PREFIX)): self._channel,
             ("GET", "node"): self._node,
             ("GET", "nodes"): self._nodes,
             ("PUT", "map"): self._apply,
@@ -67,19 +69,30 @@ class ClusterRoutes:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _scan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        options = options_of(scope)
-        if options.get("of") != self._of:
-            raise _other_generation(f"this node has {self._of}, and {options.get('of')} was asked")
-        n, w = _count(options, "n", _MOST_ROWS), _count(options, "w", _MOST_WIDTH)
-        d, k = _count(options, "d", self._index.scan_dim), _count(options, "k", self._service.config.limits.max_k)
-        if d != self._index.scan_dim:
-            raise BodyError("d", f"is {d}; expected {self._index.scan_dim}")
-        body = await self._read(scope, receive)
-        hold(scope[CHARGE], len(body) + 12 * n * (k + w))
-        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self._index.nlist)
-        found = await self._service.router.ascan(queries, k, GivenProbes(probes, coarse))
-        await _answer(send, encode_found(found.distances, found.ids), _BYTES)
+    async def _channel(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        """From here on the connection is a channel."""
+        switch: Switch | None = scope.get(SWITCH)
+        if switch is None or (b"upgrade", UPGRADE.encode()) not in scope["headers"]:
+            problem = Problem(426, "upgrade-required", "Upgrade required", f"expected Upgrade: {UPGRADE}, by HTTP/1.1")
+            raise ProblemError(problem)
+        caller = scope[CALLER].name
+        shown = dict(scope["headers"]).get(b"authorization")
+        authorization = None if shown is None else shown.decode("latin-1")
+
+        def is_allowed() -> bool:
+            try:
+                return self._keyring is None or self._keyring.identify(authorization).role.includes(Role.ADMIN)
+            except HybridIndexError:
+                return False
+
+        channel = ScanChannel(
+            self._scans,
+            lambda: self._service.memory.open(caller),
+            self._service.config.limits,
+            is_allowed=is_allowed,
+            on_answer=partial(self._metrics.count_response, f"{PEER_PREFIX}scan"),
+        )
+        switch(channel, UPGRADE)
 
     async def _node(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await _answer(send, json.dumps(self._member.status()).encode(), _JSON)
@@ -96,7 +109,9 @@ class ClusterRoutes:
         map_ = ClusterMap.from_json(await self._read(scope, receive))
         index = self._index
         if (map_.fingerprint, map_.generation) != (index.fingerprint, index.generation):
-            raise _other_generation(f"this node has {self._of}; the map is of {map_.fingerprint}.{map_.generation}")
+            raise other_generation(
+                f"this node has {self._scans.of}; the map is of {map_.fingerprint}.{map_.generation}"
+            )
         if not await asyncio.to_thread(self._member.apply, map_):
             raise ProblemError(Problem(409, "older-map", "Older map", "a newer map is in force", "version"))
         await self._ping(scope, receive, send)
@@ -146,17 +161,6 @@ class ClusterRoutes:
 
     def _mask(self, given: dict[str, Any]) -> npt.NDArray[np.bool_]:
         return mask_of(given.get("lists"), self._index.nlist)
-
-
-def _other_generation(detail: str) -> ProblemError:
-    return ProblemError(Problem(409, "other-generation", "Another generation of the index", detail))
-
-
-def _count(options: Mapping[str, str], name: str, most: int) -> int:
-    text = options.get(name, "")
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise BodyError(name, f"is {text[:20]!r}; expected an integer 1..{most}")
-    return int(text)
 
 
 async def _answer(send: Send, body: bytes, kind: bytes, status: int = 200) -> None:

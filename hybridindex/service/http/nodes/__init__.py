@@ -1,0 +1,1 @@
+"""Scans that other nodes of a cluster ask for."""
