@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_Part = tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64], int]
+_Part = tuple[int, int, npt.NDArray[np.int32] | None, npt.NDArray[np.int64] | None, npt.NDArray[np.float32] | None]
 
 def split_probes(
     probes: npt.NDArray[np.int64],
@@ -11,7 +11,24 @@ def split_probes(
     list_device: npt.NDArray[np.int16],
     list_bytes: npt.NDArray[np.int64],
     n_devices: int,
-) -> tuple[list[_Part], npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int32]]: ...
+    hit_rate: npt.NDArray[np.float32],
+    n_parts: npt.NDArray[np.int32],
+    n_probes: npt.NDArray[np.int32],
+    where: npt.NDArray[np.int16] | None = None,
+    n_nodes: int = 0,
+    work: npt.NDArray[np.int64] | None = None,
+    lost: npt.NDArray[np.int64] | None = None,
+) -> list[_Part]: ...
+def cover_probes(
+    probes: npt.NDArray[np.int64],
+    here: npt.NDArray[np.bool_],
+    holders: npt.NDArray[np.uint64],
+    usable: int,
+    to_do: npt.NDArray[np.float64] | None,
+    places: npt.NDArray[np.int64],
+    turn: int,
+    found: npt.NDArray[np.int16],
+) -> None: ...
 def matching_rows(
     mask: npt.NDArray[np.uint8],
     first: npt.NDArray[np.int64],

@@ -453,9 +453,9 @@ class Engine:
         handed over. ``choice``: who scans what is not here."""
         requests, nlist, n_devices = batch.requests, self._index.nlist, len(self._tiers)
         if choice is None:
-            here = split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, n_devices)
+            split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, n_devices)
         else:
-            here, split, work, lost = split_among_nodes(
+            split, work, lost = split_among_nodes(
                 probes, coarse, choice.where, list_device[:nlist], self._list_bytes, n_devices
             )
             batch.expect(work)
@@ -465,7 +465,7 @@ class Engine:
             request.tell_probes(probes[batch.rows_of(number)])
         # Where damage was found, some may be searched again, and were counted; what other nodes ask, they count.
         again = bool(self._integrity.marks[0]) or batch.masks is not None or requests[0].given is not None
-        self._reports.count(requests, here, any_again=again)
+        self._reports.count(requests, split, n_devices, any_again=again)
         if len(list_device) > nlist and self._any_rows(list_device):
             # Takes the batch, which it would else keep alive in a circle.
             def put(device: int, batch: Batch, comparison: Comparison, positions: I64) -> bool:

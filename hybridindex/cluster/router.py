@@ -26,7 +26,6 @@ from hybridindex.errors import (
 )
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
-from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.types import F32, SearchResult
@@ -83,7 +82,7 @@ class _Search:
             self._asked[name][0].n_hedged += 1
             self._ask_another()
 
-    def _told(self, name: str, status: int, body: Buffer, error: Exception | None) -> None:
+    def _told(self, name: str, status: int, body: bytes, error: Exception | None) -> None:
         if name not in self._asked:
             return
         peer, exchange, began_s, on_down = self._asked.pop(name)

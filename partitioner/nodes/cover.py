@@ -1,4 +1,8 @@
-"""Which nodes a query asks for the lists that are not here: as few as a greedy cover finds."""
+"""Which nodes a query asks for the lists that are not here: as few as a greedy cover finds.
+
+The native kernel does the work; :func:`choose_nodes_reference` says in Python what it must answer, and stands in where
+the extension was not built.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.extension import native
 from hybridindex.types import F64, I64
 
 I16 = npt.NDArray[np.int16]
 U64 = npt.NDArray[np.uint64]
 
-__all__ = ["HERE", "MOST_NODES", "NOBODY", "choose_nodes"]
+__all__ = ["HERE", "MOST_NODES", "NOBODY", "choose_nodes", "choose_nodes_reference"]
 
 #: A node is a bit of a uint64.
 MOST_NODES: Final = 64
@@ -59,6 +64,19 @@ def choose_nodes(
     usable = int(usable)
     if own is not None:
         usable &= ~(1 << own)
+    if native is None:
+        return choose_nodes_reference(probes, here=here, holders=holders, usable=usable, load=load, turn=turn)
+    found = np.empty(probes.shape, dtype=np.int16)
+    places = _turns(max(1, usable.bit_length()))
+    to_do = None if load is None else np.ascontiguousarray(load, dtype=np.float64)
+    native.cover_probes(np.ascontiguousarray(probes), here, holders, usable, to_do, places, turn, found)
+    return found
+
+
+def choose_nodes_reference(
+    probes: I64, *, here: npt.NDArray[np.bool_], holders: U64, usable: int, load: F64 | None, turn: int
+) -> I16:
+    """The same in Python."""
     found = np.full(probes.shape, HERE, dtype=np.int16)
     away = ~here[probes]
     away &= probes >= 0

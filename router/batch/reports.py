@@ -29,8 +29,8 @@ class BatchReports:
         """Of a batch, whether or not anybody hears of it."""
         return next(self._numbers)
 
-    def count(self, requests: Sequence[Request], split: ProbeSplit, *, any_again: bool) -> None:
-        """Counts what a batch was asked, and where it is scanned.
+    def count(self, requests: Sequence[Request], split: ProbeSplit, n_devices: int, *, any_again: bool) -> None:
+        """Counts what a batch was asked, and where it is scanned here.
 
         ``any_again``: some of ``requests`` may have been counted before.
         """
@@ -38,7 +38,7 @@ class BatchReports:
         for part in split.parts:
             if part.device == HOST:
                 host += part.total_bytes
-            else:
+            elif part.device < n_devices:
                 device += part.total_bytes
         n = len(split.n_parts)
         n_requests, n_queries = len(requests), n

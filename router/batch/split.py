@@ -6,13 +6,14 @@ the extension was not built.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
+from hybridindex.partitioner.nodes.cover import MOST_NODES
 from hybridindex.types import F32, I32, I64
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ProbeSplit",
     "compact",
     "split_among_nodes",
+    "split_among_nodes_reference",
     "split_probes",
     "split_probes_reference",
 ]
@@ -67,11 +69,23 @@ def split_probes(
     """
     if native is None:
         return split_probes_reference(probes, coarse_distances, list_device, list_bytes, n_devices)
+    return _split(probes, coarse_distances, list_device, list_bytes, n_devices)
+
+
+def _split(
+    probes: I64,
+    coarse_distances: F32,
+    list_device: npt.NDArray[np.int16],
+    list_bytes: I64,
+    n_devices: int,
+    *of_nodes: Any,
+) -> ProbeSplit:
+    assert native is not None
     n = len(probes)
     hit_rate, n_parts, n_probes = np.empty(n, np.float32), np.empty(n, np.int32), np.empty(n, np.int32)
     try:
         found = native.split_probes(
-            probes, coarse_distances, list_device, list_bytes, n_devices, hit_rate, n_parts, n_probes
+            probes, coarse_distances, list_device, list_bytes, n_devices, hit_rate, n_parts, n_probes, *of_nodes
         )
     except IndexError as error:
         raise InvalidInputError(str(error)) from error
@@ -134,19 +148,36 @@ def split_among_nodes(
     list_device: npt.NDArray[np.int16],
     list_bytes: I64,
     n_devices: int,
-) -> tuple[ProbeSplit, ProbeSplit, I64, I64]:
+) -> tuple[ProbeSplit, I64, I64]:
     """Splits probes of which other nodes of a cluster scan some.
 
     Args:
         where: (n, p) int16: -1 = here, j = node j, -2 = nobody has the list.
 
     Returns:
-        What is scanned here; the whole, whose parts of node j have the device ``n_devices + j``; and of each query (n,)
-        int64 the bytes of all its probes, and of those that nobody has.
+        The split, whose parts of node j have the device ``n_devices + j``; and of each query (n,) int64 the bytes of
+        all its probes, and of those that nobody has.
     """
+    if native is None:
+        return split_among_nodes_reference(probes, coarse_distances, where, list_device, list_bytes, n_devices)
+    work, lost = np.empty(len(probes), np.int64), np.empty(len(probes), np.int64)
+    split = _split(probes, coarse_distances, list_device, list_bytes, n_devices, where, MOST_NODES, work, lost)
+    return split, work, lost
+
+
+def split_among_nodes_reference(
+    probes: I64,
+    coarse_distances: F32,
+    where: npt.NDArray[np.int16],
+    list_device: npt.NDArray[np.int16],
+    list_bytes: I64,
+    n_devices: int,
+) -> tuple[ProbeSplit, I64, I64]:
+    """The same in numpy."""
     valid = probes >= 0
     work = np.where(valid, list_bytes[probes], 0)
-    here = split_probes(np.where(where == HOST, probes, -1), coarse_distances, list_device, list_bytes, n_devices)
+    own = np.where(where == HOST, probes, -1)
+    here = split_probes_reference(own, coarse_distances, list_device, list_bytes, n_devices)
     parts, n_parts = list(here.parts), here.n_parts.copy()
     for node in np.unique(where[valid & (where >= 0)]).tolist():
         mine = valid & (where == node)
@@ -154,7 +185,7 @@ def split_among_nodes(
         n_parts[rows] += 1
         parts.append(ProbePart(n_devices + node, rows, own, distances, int(work[mine].sum())))
     total = work.sum(axis=1)
-    on_here = np.where(where == HOST, work, 0).sum(axis=1)
-    hit_rate = (here.hit_rate * on_here / np.maximum(total, 1)).astype(np.float32)
-    whole = ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))
-    return here, whole, total, np.where(valid & (where < HOST), work, 0).sum(axis=1)
+    on_devices = np.where(valid & (where == HOST) & (list_device[probes] >= 0), work, 0).sum(axis=1)
+    hit_rate = np.divide(on_devices, total, out=np.zeros(len(probes)), where=total > 0).astype(np.float32)
+    split = ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))
+    return split, total, np.where(valid & (where < HOST), work, 0).sum(axis=1)

@@ -23,7 +23,6 @@ from hybridindex.router.remote.frames import (
     CHANNEL_PATH,
     REFUSAL,
     UPGRADE,
-    Buffer,
     FrameReader,
     frame,
 )
@@ -185,7 +184,7 @@ class Channel:
             raise ConnectionError(f"the node's answer has {length} bytes, more than {asked.exchange.most_bytes}")
         return True
 
-    def answered(self, kind: int, number: int, extra: int, payload: Buffer) -> None:
+    def answered(self, kind: int, number: int, extra: int, payload: bytes) -> None:
         """Raises ConnectionError: it is no answer."""
         if kind not in {ANSWER, REFUSAL}:
             raise ConnectionError(f"the node sent a frame of kind {kind}")

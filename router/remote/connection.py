@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hybridindex.errors import MissingDependencyError, UnreachableError, how_to_install
-from hybridindex.router.remote.frames import Buffer
 
 try:
     import httptools
@@ -23,7 +22,7 @@ except ImportError as error:
 __all__ = ["Connections", "Exchange", "Told"]
 
 #: Status, body, and what happened instead.
-Told = Callable[[int, Buffer, Exception | None], None]
+Told = Callable[[int, bytes, Exception | None], None]
 
 #: Connections that wait for a request; more are closed when they are free.
 _MOST_IDLE = 32
@@ -51,7 +50,7 @@ class Exchange:
         self._stop = stop
         return self._told is not None
 
-    def settle(self, status: int, body: Buffer, error: Exception | None) -> None:
+    def settle(self, status: int, body: bytes, error: Exception | None) -> None:
         told, self._told, self._stop = self._told, None, None
         if told is not None:
             told(status, body, error)

@@ -20,12 +20,9 @@ __all__ = [
     "HEAD_BYTES",
     "REFUSAL",
     "UPGRADE",
-    "Buffer",
     "FrameReader",
     "frame",
 ]
-
-Buffer = bytes | bytearray
 
 #: Where a channel begins, and the protocol that it is, as of ``Upgrade`` of HTTP/1.1.
 CHANNEL_PATH: Final = "/v1/cluster/channel"
@@ -49,7 +46,7 @@ class FrameReader:
     __slots__ = ("_body", "_head", "_kept", "_left", "_on_frame", "_on_head", "_skipped")
 
     def __init__(
-        self, on_head: Callable[[int, int, int], bool], on_frame: Callable[[int, int, int, Buffer], None]
+        self, on_head: Callable[[int, int, int], bool], on_frame: Callable[[int, int, int, bytes], None]
     ) -> None:
         """
         Args:
@@ -99,4 +96,4 @@ class FrameReader:
                 return
             kept, body, self._kept, self._body = self._kept, self._body, None, bytearray()
             if not self._skipped:
-                self._on_frame(*kept, body)
+                self._on_frame(*kept, bytes(body))

@@ -17,7 +17,6 @@ from typing import Any
 from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Connections, Exchange
-from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.tail import Tail
 
 __all__ = ["DOWN_AFTER_S", "Peer"]
@@ -133,7 +132,7 @@ class Peer:
         """What is wrong with the node."""
         answered: asyncio.Future[Exception | None] = self._loop.create_future()
 
-        def told(status: int, _body: Buffer, error: Exception | None) -> None:
+        def told(status: int, _body: bytes, error: Exception | None) -> None:
             if not answered.done():
                 answered.set_result(error or (None if status == 204 else ConnectionError(f"it answers {status}")))
 

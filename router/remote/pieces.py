@@ -19,7 +19,6 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.router.batch.merge import empty_topk, merge_topk
 from hybridindex.router.batch.split import compact
 from hybridindex.router.remote.connection import Exchange
-from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan, found_bytes
 from hybridindex.types import F32, I32, I64
@@ -126,7 +125,7 @@ class Piece:
         for piece in self._others or ():
             piece.cancel()
 
-    def _told(self, status: int, body: Buffer, error: Exception | None) -> None:
+    def _told(self, status: int, body: bytes, error: Exception | None) -> None:
         peer, part = self._peer, self._part
         assert peer is not None
         if status:

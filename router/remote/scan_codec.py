@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.router.remote.frames import Buffer
 from hybridindex.types import F32, I64
 
 __all__ = ["decode_found", "decode_scan", "encode_found", "encode_scan", "found_bytes", "scan_bytes"]
@@ -37,7 +36,7 @@ def encode_scan(queries: F32, probes: I64, coarse_distances: F32) -> bytes:
     )
 
 
-def decode_scan(body: Buffer, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:
+def decode_scan(body: bytes | memoryview, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:
     """Queries (n, d), lists (n, w) int64 and coarse distances (n, w), the first and last as views.
 
     Raises:
@@ -62,7 +61,7 @@ def encode_found(distances: F32, ids: I64) -> bytes:
     return distances.astype("<f4", copy=False).tobytes() + ids.astype("<i8", copy=False).tobytes()
 
 
-def decode_found(body: Buffer, *, n: int, k: int) -> tuple[F32, I64]:
+def decode_found(body: bytes, *, n: int, k: int) -> tuple[F32, I64]:
     """Distances and ids (n, k), which may be changed.
 
     Raises:

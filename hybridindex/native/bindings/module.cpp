@@ -1,6 +1,7 @@
 // Python bindings of the native kernels. Argument checks live here and in the Python callers; the kernels below trust
 // shapes but never indices.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "bindings/bind_list_scan.h"
 #include "bindings/bind_scan_pages.h"
 #include "bindings/parts.h"
+#include "routing/cover.h"
 #include "routing/matching_rows.h"
 #include "routing/merge.h"
 #include "routing/split.h"
@@ -23,7 +25,9 @@ namespace {
 
 nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
                In<std::int64_t, 1> list_bytes, int n_devices, InOut<float, 1> hit_rate,
-               InOut<std::int32_t, 1> n_parts, InOut<std::int32_t, 1> n_probes) {
+               InOut<std::int32_t, 1> n_parts, InOut<std::int32_t, 1> n_probes,
+               std::optional<In<std::int16_t, 2>> where, int n_nodes, std::optional<InOut<std::int64_t, 1>> work,
+               std::optional<InOut<std::int64_t, 1>> lost) {
     const std::size_t n = probes.shape(0);
     if (coarse.shape(0) != n || coarse.shape(1) != probes.shape(1))
         throw std::invalid_argument("coarse distances must have the shape of probes");
@@ -32,12 +36,20 @@ nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t,
     if (hit_rate.shape(0) != n || n_parts.shape(0) != n || n_probes.shape(0) != n)
         throw std::invalid_argument("hit_rate, n_parts and n_probes must have one entry per query");
     if (n_devices < 0) throw std::invalid_argument("n_devices must not be negative");
+    std::optional<ProbeNodes> nodes;
+    if (where) {
+        if (where->shape(0) != n || where->shape(1) != probes.shape(1))
+            throw std::invalid_argument("where must have the shape of probes");
+        if (!work || !lost || work->shape(0) != n || lost->shape(0) != n || n_nodes < 0)
+            throw std::invalid_argument("where needs work and lost, with one entry per query, and n_nodes");
+        nodes = ProbeNodes{where->data(), n_nodes, work->data(), lost->data()};
+    }
     std::vector<ProbePart> found;
     {
         const Release release(length(probes, 0) * length(probes, 1));
         found = split_probes({probes.data(), coarse.data(), length(probes, 0), length(probes, 1)},
                              {list_device.data(), list_bytes.data(), length(list_device, 0), n_devices},
-                             {hit_rate.data(), n_parts.data(), n_probes.data()});
+                             {hit_rate.data(), n_parts.data(), n_probes.data()}, nodes ? &*nodes : nullptr);
     }
     nb::list parts;
     for (ProbePart& part : found) {
@@ -51,6 +63,24 @@ nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t,
                                     to_numpy(std::move(part.coarse), {m, w})));
     }
     return parts;
+}
+
+void cover(In<std::int64_t, 2> probes, In<bool, 1> here, In<std::uint64_t, 1> holders, std::uint64_t usable,
+           std::optional<In<double, 1>> to_do, In<std::int64_t, 2> places, std::int64_t turn,
+           InOut<std::int16_t, 2> found) {
+    if (here.shape(0) != holders.shape(0)) throw std::invalid_argument("here and holders must have one entry per list");
+    if (found.shape(0) != probes.shape(0) || found.shape(1) != probes.shape(1))
+        throw std::invalid_argument("found must have the shape of probes");
+    const std::int64_t n_nodes = length(places, 1);
+    if (n_nodes > 64 || (n_nodes < 64 && (usable >> n_nodes) != 0))
+        throw std::invalid_argument("places must have one entry per usable node, 64 at most");
+    if (length(places, 0) < 1 || turn < 0) throw std::invalid_argument("places must have a row per turn");
+    if (to_do && length(*to_do, 0) < n_nodes) throw std::invalid_argument("to_do must have one entry per node");
+    const Release release(length(probes, 0) * length(probes, 1));
+    cover_probes({probes.data(), length(probes, 0), length(probes, 1), here.data(), holders.data(), length(here, 0)},
+                 {usable, static_cast<int>(n_nodes), to_do ? to_do->data() : nullptr, places.data(), length(places, 0),
+                  turn},
+                 found.data());
 }
 
 void positions_of_matches(In<std::uint8_t, 1> mask, In<std::int64_t, 1> first, In<std::int64_t, 2> probes,
@@ -152,7 +182,10 @@ NB_MODULE(_native, m) {
           nb::arg("probes").noconvert(), nb::arg("positions").noconvert());
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
           nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
-          nb::arg("n_probes").noconvert());
+          nb::arg("n_probes").noconvert(), nb::arg("where").none() = nb::none(), nb::arg("n_nodes") = 0,
+          nb::arg("work").none() = nb::none(), nb::arg("lost").none() = nb::none());
+    m.def("cover_probes", &cover, nb::arg("probes"), nb::arg("here"), nb::arg("holders"), nb::arg("usable"),
+          nb::arg("to_do").none(), nb::arg("places"), nb::arg("turn"), nb::arg("found").noconvert());
     m.def("merge_topk", &merge, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(), nb::arg("rows"), nb::arg("distances"),
           nb::arg("ids"), nb::arg("keep_max"));
     m.def("leave_out", &leave_gone_out, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(),

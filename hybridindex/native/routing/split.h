@@ -40,8 +40,19 @@ struct QuerySplit {
     std::int32_t* n_probes; // probes that are list ids
 };
 
-// Parts with work: host first, then devices in order. Throws std::out_of_range for a probe outside [-1, nlist) and for a
-// device outside [-1, n_devices).
-std::vector<ProbePart> split_probes(const Probes& batch, const ListPlaces& places, const QuerySplit& out);
+// Who scans each probe (n, p) where other nodes of a cluster do: -1 = a tier here, j = node j, -2 = nobody has its list.
+struct ProbeNodes {
+    const std::int16_t* where;
+    int n_nodes;
+    // Written for each query, (n): code bytes of all its probes, and of those that nobody has.
+    std::int64_t* work;
+    std::int64_t* lost;
+};
+
+// Parts with work: host first, then devices in order, then nodes, as devices n_devices + j; nodes: null where all lists
+// are here. Throws std::out_of_range for a probe outside [-1, nlist), a device outside [-1, n_devices) and a node outside
+// [-2, n_nodes).
+std::vector<ProbePart> split_probes(const Probes& batch, const ListPlaces& places, const QuerySplit& out,
+                                    const ProbeNodes* nodes = nullptr);
 
 }  // namespace hybridindex

@@ -208,12 +208,13 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             self._stop_waiting()
             self._stop_unread()
             self._unset_keepalive_if_required()
-            connections, raw = self.connections, self.transport.raw
+            connections: set[Any] = self.connections
+            raw = cast("_OneWrite", self.transport).raw
             connections.discard(self)
             connections.add(other)
             other.on_end = connections.discard
             raw.write(f"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {name}\r\n\r\n".encode())
-            raw.set_protocol(other)
+            raw.set_protocol(cast("asyncio.BaseProtocol", other))
             other.connection_made(raw)
 
         def _turned_away(self) -> bytes | None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.partitioner.nodes.cover import HERE, NOBODY, choose_nodes
+from hybridindex.extension import native
+from hybridindex.partitioner.nodes.cover import HERE, NOBODY, choose_nodes, choose_nodes_reference
 
 
 def masks(*nodes: tuple[int, ...]) -> np.ndarray:
@@ -43,6 +44,24 @@ def fewest(lists: list[int]) -> int:
             if all(any(one >> node & 1 for node in some) for one in lists):
                 return count
     raise AssertionError("a list without a holder")
+
+
+@given(cases(), st.integers(0, 10_000))
+def test_the_kernel_chooses_as_the_reference_does(case, turn):
+    probes, here, holders, usable, own, load = case
+    may = usable if own is None else usable & ~(1 << own)
+    found = choose_nodes(probes, here=here, holders=holders, usable=usable, own=own, load=load, turn=turn)
+    expected = choose_nodes_reference(probes, here=here, holders=holders, usable=may, load=load, turn=turn)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.skipif(native is None, reason="the extension was not built")
+@pytest.mark.parametrize("wrong", [-2, 3])
+def test_what_is_no_list_is_refused(wrong):
+    with pytest.raises(IndexError, match=f"probe {wrong} of query 0"):
+        choose_nodes(
+            np.array([[0, wrong]]), here=np.zeros(3, dtype=bool), holders=np.ones(3, dtype=np.uint64), usable=1
+        )
 
 
 @given(cases(), st.integers(0, 10_000))

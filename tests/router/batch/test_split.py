@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.router.batch import split as split_module
-from hybridindex.router.batch.split import HOST, ProbeSplit, split_probes, split_probes_reference
+from hybridindex.router.batch.split import (
+    HOST,
+    ProbeSplit,
+    split_among_nodes,
+    split_among_nodes_reference,
+    split_probes,
+    split_probes_reference,
+)
 from tests.examples import examples
 
 
@@ -33,7 +40,10 @@ def test_native_kernel_is_built():
 @examples(200)
 @given(batches())
 def test_native_equals_reference(batch):
-    native, reference = split_probes(*batch), split_probes_reference(*batch)
+    compare(split_probes(*batch), split_probes_reference(*batch))
+
+
+def compare(native: ProbeSplit, reference: ProbeSplit) -> None:
     assert len(native.parts) == len(reference.parts)
     for a, b in zip(native.parts, reference.parts, strict=True):
         assert a.device == b.device
@@ -44,6 +54,27 @@ def test_native_equals_reference(batch):
     np.testing.assert_array_equal(native.n_parts, reference.n_parts)
     np.testing.assert_array_equal(native.n_probes, reference.n_probes)
     np.testing.assert_allclose(native.hit_rate, reference.hit_rate, rtol=1e-6)
+
+
+@examples(200)
+@given(batches(), st.integers(0, 63), st.integers(0, 2**32 - 1))
+def test_native_equals_reference_among_nodes(batch, most, seed):
+    probes, coarse, *places = batch
+    rng = np.random.default_rng(seed)
+    where = rng.choice([-2, -1, 0, most // 2, most], size=probes.shape).astype(np.int16)
+    split, work, lost = split_among_nodes(probes, coarse, where, *places)
+    expected, work_expected, lost_expected = split_among_nodes_reference(probes, coarse, where, *places)
+    compare(split, expected)
+    np.testing.assert_array_equal(work, work_expected)
+    np.testing.assert_array_equal(lost, lost_expected)
+
+
+@pytest.mark.skipif(split_module.native is None, reason="the extension was not built")
+@pytest.mark.parametrize("node", [-3, 64])
+def test_a_node_that_is_none_is_refused(node):
+    places = np.array([-1], np.int16), np.array([1]), 0
+    with pytest.raises(InvalidInputError, match=f"for node {node} of 64"):
+        split_among_nodes(np.array([[0]]), np.zeros((1, 1), np.float32), np.array([[node]], np.int16), *places)
 
 
 @examples(100)

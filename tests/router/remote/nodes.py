@@ -48,7 +48,7 @@ class Node:
         self.delay_s, self.hangs, self.fails = 0.0, False, False
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
-        self.transports: set[asyncio.BaseTransport] = set()
+        self.transports: set[asyncio.Transport] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.port = 0

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
-from hybridindex.router.remote.frames import ANSWER, ASK, CANCEL, REFUSAL, Buffer, FrameReader, frame
+from hybridindex.router.remote.frames import ANSWER, ASK, CANCEL, REFUSAL, FrameReader, frame
 from hybridindex.service.config import Limits
 from hybridindex.service.http.problems import problem_of
 from hybridindex.service.http.wire import BodyError
@@ -23,7 +24,7 @@ __all__ = ["Answer", "ScanChannel"]
 _log = logging.getLogger(__name__)
 
 #: Of a scan's options, its arrays, and what they are charged to: the arrays found, at once or later.
-Answer = Callable[[str, Buffer, Charge], bytes | Coroutine[Any, Any, bytes]]
+Answer = Callable[[str, bytes | memoryview, Charge], bytes | Coroutine[Any, Any, bytes]]
 
 #: Between two looks at whether the key is still one.
 _LOOK_S = 1.0
@@ -57,7 +58,7 @@ class ScanChannel(asyncio.Protocol):
         #: Of the scan that comes.
         self._charge: Charge | None = None
         #: By number: scans that are answered later.
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[bytes]] = {}
         self._n_frames = 0
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
@@ -151,51 +152,54 @@ class ScanChannel(asyncio.Protocol):
             return False
         return True
 
-    def _on_frame(self, kind: int, number: int, extra: int, payload: Buffer) -> None:
+    def _on_frame(self, kind: int, number: int, extra: int, payload: bytes) -> None:
         self._n_frames += 1
         if kind == CANCEL:
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
             return
+        if number in self._tasks:
+            raise ConnectionError(f"it asked scan {number} twice")
         charge, self._charge = self._charge, None
         assert charge is not None
         began_s = time.perf_counter()
         try:
-            options = bytes(payload[:extra]).decode("latin-1")
+            options = payload[:extra].decode("latin-1")
             found = self._answer(options, memoryview(payload)[extra:], charge)
         except Exception as error:  # noqa: BLE001 - the other node gets an answer
             self._refuse(number, error, began_s)
         else:
             if not isinstance(found, bytes):
-                task = self._tasks[number] = self._loop.create_task(self._answer_later(number, found, charge, began_s))
-                task.add_done_callback(lambda _task: self._ended(number))
+                task = self._tasks[number] = self._loop.create_task(found)
+                task.add_done_callback(partial(self._on_done, number, charge, began_s))
                 return
             self._send(number, found, began_s)
         charge.close()
 
-    async def _answer_later(
-        self, number: int, found: Coroutine[Any, Any, bytes], charge: Charge, began_s: float
-    ) -> None:
-        with charge:
-            try:
-                self._send(number, await found, began_s)
-            except Exception as error:  # noqa: BLE001 - the other node gets an answer
-                self._refuse(number, error, began_s)
-
-    def _ended(self, number: int) -> None:
+    def _on_done(self, number: int, charge: Charge, began_s: float, task: asyncio.Task[bytes]) -> None:
         del self._tasks[number]
+        charge.close()
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                self._refuse(number, error, began_s)
+            else:
+                self._send(number, task.result(), began_s)
         self._end_if_done()
 
     def _send(self, number: int, found: bytes, began_s: float) -> None:
-        self._transport.write(frame(ANSWER, number, found))
+        self._write(frame(ANSWER, number, found))
         self._on_answer(200, time.perf_counter() - began_s)
 
-    def _refuse(self, number: int, error: Exception, began_s: float) -> None:
+    def _refuse(self, number: int, error: BaseException, began_s: float) -> None:
         problem = problem_of(error)
         if problem.status == 500:
             _log.error("a scan for another node failed", exc_info=error)
-        self._transport.write(frame(REFUSAL, number, problem.body(""), extra=problem.status))
+        self._write(frame(REFUSAL, number, problem.body(""), extra=problem.status))
         self._on_answer(problem.status, time.perf_counter() - began_s if began_s else 0.0)
+
+    def _write(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(answer)
 
     def _close_charge(self) -> None:
         charge, self._charge = self._charge, None

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from hybridindex.router.batch.batch import GivenProbes
-from hybridindex.router.remote.frames import Buffer
 from hybridindex.router.remote.scan_codec import decode_scan, encode_found
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import hold
@@ -32,7 +31,7 @@ class Scans:
         index = service.index.ivf
         self._index, self.of = index, f"{index.fingerprint}.{index.generation}"
 
-    def __call__(self, options: str, body: Buffer, charge: Charge) -> bytes | Coroutine[Any, Any, bytes]:
+    def __call__(self, options: str, body: bytes | memoryview, charge: Charge) -> bytes | Coroutine[Any, Any, bytes]:
         """The arrays found, at once or later.
 
         Args:
