@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "fail",
     "load_ids",
     "load_npy",
+    "ms",
     "parse_bytes",
     "readable_bytes",
     "show_json_error",
@@ -161,6 +163,11 @@ class CliProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+
+def ms(seconds: float) -> str:
+    """A time for tables, in milliseconds."""
+    return f"{seconds * 1e3:.3g}" if math.isfinite(seconds) else "never"
 
 
 def readable_bytes(nbytes: float) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,7 +145,7 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
         empty = NodeProcess(specs[1])
         try:
             with _daemon(workload.path, keys) as plain:
-                return _measure(workload, folder, key, plain, full.url, empty.url, queries, repeats)
+                return _measure(workload, folder, key, plain, full, empty.url, queries, repeats)
         finally:
             empty.close()
     finally:
@@ -152,8 +153,9 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
 
 
 def _measure(
-    workload: Workload, folder: Path, key: str, plain: str, full: str, empty: str, queries: F32, repeats: int
+    workload: Workload, folder: Path, key: str, plain: str, holder: NodeProcess, empty: str, queries: F32, repeats: int
 ) -> dict[str, Any]:
+    full, pid = holder.url, holder.pid
     calls = {name: NodeCalls(url, key) for name, url in (("full", full), ("empty", empty))}
     map_ = _map(workload, "routing", {"full": full, "empty": empty}, 0)
     _hold_all(calls["full"], len(map_.holders))
@@ -172,6 +174,7 @@ def _measure(
             until(lambda: all(peer["state"] == "up" for peer in calls["empty"].node()["peers"]), 30.0)
             for nprobe in (workload.nprobe, 8 * workload.nprobe):
                 rows += _sides(nprobe, key, (plain, full, empty), here, router, queries, repeats)
+            processor = _processor(here, router, pid, workload.nprobe, queries, repeats)
         finally:
             router.close()
             remote.close()
@@ -185,7 +188,47 @@ def _measure(
             for r in rows
         ],
     )  # fmt: skip
-    return {"rows": rows, "repeats": repeats}
+    show(
+        "processor time of the messages of one search, both processes",
+        ("queries", "searches", "us", "range"),
+        [(r["queries"], r["searches"], r["messages_us"], "..".join(f"{v:.0f}" for v in r["messages_range_us"]))
+         for r in processor],
+    )  # fmt: skip
+    return {"rows": rows, "processor": processor, "repeats": repeats}
+
+
+def _processor(here: Router, there: Router, node: int, nprobe: int, queries: F32, repeats: int) -> list[dict[str, Any]]:
+    """Processor time of a search with all lists on another node, in both processes, beyond that of the same search
+    here: what the messages cost. ``node``: id of its process."""
+    rows = []
+    for n in (1, 16, 64):
+        batch, calls = queries[:n], max(1, 8 * repeats // n)
+        beyond, asking = [], []
+        for _ in range(5):
+            spent = {}
+            for name, router in (("here", here), ("there", there)):
+                own, its = time.process_time(), _spent_s(node)
+                for _ in range(calls):
+                    router.search(batch, _K, nprobe)
+                spent[name] = time.process_time() - own, _spent_s(node) - its
+            asking.append(1e6 * spent["there"][0] / calls)
+            beyond.append(1e6 * (sum(spent["there"]) - spent["here"][0]) / calls)
+        rows.append(
+            {
+                "queries": n,
+                "searches": calls,
+                "asking_us": float(np.median(asking)),
+                "messages_us": float(np.median(beyond)),
+                "messages_range_us": [min(beyond), max(beyond)],
+            }
+        )
+    return rows
+
+
+def _spent_s(pid: int) -> float:
+    """Processor time of a process and its threads so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _sides(

@@ -43,6 +43,7 @@ from hybridindex.cli.options import (
     WhatIfOptions,
 )
 from hybridindex.cli.routers import profile_to_plan
+from hybridindex.cli.scale_out import ClusterOptions
 from hybridindex.client.client import Client
 from hybridindex.errors import HybridIndexError, InvalidInputError
 from hybridindex.partitioner.plan import Plan
@@ -194,6 +195,7 @@ def register(app: typer.Typer) -> None:
         goal: PlanOptions,
         machine: what_if.MachineToSuppose,
         change: WhatIfOptions,
+        cluster: ClusterOptions,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Store nothing.")] = False,
         store: StoreUrl = None,
         json: Json = False,
@@ -201,17 +203,20 @@ def register(app: typer.Typer) -> None:
         """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met.
 
         A stored plan serves nobody until apply makes it the one that serves. With --hardware: predict what another
-        machine would do, and store nothing.
+        machine would do, and store nothing; with --nodes too, what clusters of such machines would do with searches.
         """
         if machine.hardware is not None:
             if goal.row_cache is not None:
                 raise InvalidInputError("--row-cache is for this machine; expected it without --hardware")
-            what_if.forecast_machine(index, goal, machine, change, store, as_json=json)
+            if cluster.nodes is not None:
+                what_if.forecast_cluster(index, goal, machine, change, cluster, store, as_json=json)
+            else:
+                what_if.forecast_machine(index, goal, machine, change, store, as_json=json)
             return
-        if (machine, change) != (what_if.MachineToSuppose(), WhatIfOptions()):
+        if (machine, change, cluster) != (what_if.MachineToSuppose(), WhatIfOptions(), ClusterOptions()):
             raise InvalidInputError(
-                "--efficiency, --host-speed, --index-scale, --input-tokens and --output-tokens are for another "
-                "machine; expected --hardware beside them"
+                "--efficiency, --host-speed, --index-scale, --input-tokens, --output-tokens, --nodes and the options "
+                "of nodes are for other machines; expected --hardware beside them"
             )
         if not goal.budget:
             raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")

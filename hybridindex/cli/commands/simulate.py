@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +13,15 @@ from rich.table import Table
 
 from hybridindex import filesystem
 from hybridindex.cli.commands.llm import chosen_llm
-from hybridindex.cli.console import CliProgress, ExitCode, emit, out, parse_bytes, readable_bytes
+from hybridindex.cli.console import CliProgress, ExitCode, emit, ms, out, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, StoreUrl, WhatIfOptions
+from hybridindex.cli.scale_out import Asked, ClusterOptions, show_scale_out
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
 from hybridindex.types import LLMProfile
 
 if TYPE_CHECKING:
-    from hybridindex.partitioner.analysis import Analysis
-    from hybridindex.studies.cluster import Network, NodesFound
     from hybridindex.studies.hardware import Chip
     from hybridindex.studies.simulator import Inputs
     from hybridindex.studies.simulator.arrivals import Workload
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _MOST_DEVICES = 64
-#: Panel of the options of a cluster.
-_CLUSTER = "Several machines"
 #: Speed of copies that refreshing makes, where nothing says it.
 _MOVE_BYTES_PER_S = 1e9
 
@@ -165,55 +161,6 @@ class StudyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
-    """Nodes like the profiled machine, and the network between them."""
-
-    nodes: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Numbers of nodes, 1 to 64 each.", rich_help_panel=_CLUSTER)
-    ] = None
-    node_memory: Annotated[
-        str | None,
-        typer.Option(help="Bytes of lists per node; default 80% of the profiled memory.", rich_help_panel=_CLUSTER),
-    ] = None
-    node_replicas: Annotated[int, typer.Option(help="Nodes that hold each list.", rich_help_panel=_CLUSTER)] = 2
-    network_us: Annotated[
-        float | None,
-        typer.Option(help="One way from node to node; default as measured on loopback.", rich_help_panel=_CLUSTER),
-    ] = None
-    network_gbps: Annotated[
-        float | None, typer.Option(help="Gbit/s of each node's line; default as loopback.", rich_help_panel=_CLUSTER)
-    ] = None
-    message_us: Annotated[
-        float | None,
-        typer.Option(help="Engine time per scan asked of a node, on either side.", rich_help_panel=_CLUSTER),
-    ] = None
-
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of nodes, as they were given."""
-        assert self.nodes is not None
-        if re.fullmatch(r"\d{1,3}(,\d{1,3})*", self.nodes) is None:
-            raise InvalidInputError(f"--nodes is {self.nodes!r}; expected numbers of nodes such as 1,4,16")
-        return tuple(int(word) for word in self.nodes.split(","))
-
-    def network(self) -> Network:
-        """Measured numbers, but for those that are given."""
-        from hybridindex.studies.cluster import Network
-        from hybridindex.studies.simulator.arrivals import check_number
-
-        given = Network()
-        if self.network_us is not None:
-            check_number("--network-us", self.network_us, least=0.0)
-            given = replace(given, hop_s=self.network_us / 1e6)
-        if self.network_gbps is not None:
-            check_number("--network-gbps", self.network_gbps, above=0.0)
-            given = replace(given, bytes_per_s=self.network_gbps * 1e9 / 8)
-        if self.message_us is not None:
-            check_number("--message-us", self.message_us, least=0.0)
-            given = replace(given, ask_s=self.message_us / 1e6, serve_s=self.message_us / 1e6)
-        return given
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileChoice:
     """The profile that is simulated from."""
 
@@ -290,7 +237,17 @@ def simulate(
     )
     if cluster.nodes is not None:
         budget_bytes = 0 if server.budget is None and chip is None else server.budget_bytes(n_devices, None, chip)
-        _scale_out(analysis, (n_devices, budget_bytes), load, server, cluster, said, study.find_rate, as_json=json)
+        asked = Asked(
+            rate=load.rate,
+            slo_ms=load.slo_ms,
+            attainment=load.attainment,
+            workloads=load.workloads(),
+            load_words=f"{load.requests} requests, {load.arrivals} arrivals, one query each, seed {load.seed}",
+            max_batch=server.max_batch,
+            seed=load.seed,
+            find_rate=study.find_rate,
+        )
+        show_scale_out(analysis, (n_devices, budget_bytes), asked, cluster, said, as_json=json)
         return
     budget_bytes = server.budget_bytes(n_devices, llm, chip)
     inputs = Inputs(
@@ -372,7 +329,7 @@ def _follow(
     for one in found:
         parts = [f"{part:.1%}" for part in (one.before, one.after, one.at_end)]
         name, outcome = "yes" if one.refreshed else "no", one.outcome
-        table.add_row(name, *parts, f"{outcome.hit_rate:.3f}", _ms(outcome.search.p90))
+        table.add_row(name, *parts, f"{outcome.hit_rate:.3f}", ms(outcome.search.p90))
     payload = {"assumptions": assumptions, "attainment_goal": attainment, "runs": [one.to_data() for one in found]}
     emit(payload, as_json=as_json, table=table)
     if not as_json:
@@ -397,102 +354,6 @@ def _refuse_beside_nodes(server: ServerOptions, lookahead: LookaheadOptions, stu
             raise InvalidInputError(f"--nodes simulates searches of a cluster alone: give no {option}")
 
 
-def _scale_out(
-    analysis: Analysis,
-    devices: tuple[int, int],
-    load: LoadOptions,
-    server: ServerOptions,
-    cluster: ClusterOptions,
-    said: tuple[str, ...],
-    find_rate: bool,
-    *,
-    as_json: bool,
-) -> None:
-    """``devices``: of each node, and bytes of each."""
-    from hybridindex.studies.cluster import ClusterInputs, explain, scale_out
-    from hybridindex.studies.simulator import EngineRules
-
-    counts, network = cluster.counts(), cluster.network()
-    memory = analysis.profile.hardware.memory_bytes * 4 // 5
-    inputs = ClusterInputs(
-        analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=devices[0]),
-        slo_s=load.slo_ms / 1e3,
-        rate=load.rate,
-        node_bytes=memory if cluster.node_memory is None else parse_bytes(cluster.node_memory),
-        replicas=cluster.node_replicas,
-        network=network,
-        n_devices=devices[0] if devices[1] else 0,
-        budget_bytes=devices[1],
-        rules=EngineRules(max_batch=server.max_batch),
-        seed=load.seed,
-    )
-    assumptions = [
-        *said,
-        f"assumed: every node is like the profiled machine, holds {readable_bytes(inputs.node_bytes)} of lists and "
-        f"{readable_bytes(inputs.budget_bytes)} of them on each of {inputs.n_devices} devices; each list is on "
-        f"{inputs.replicas} nodes; no node fails, and none is slower than others",
-        f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
-        f"engine loses {network.ask_s * 1e6:.3g} us for each node that a batch asks, and {network.serve_s * 1e6:.3g} "
-        "us for each scan that it is asked",
-        f"assumed: {load.requests} requests, {load.arrivals} arrivals, one query each, seed {load.seed}; every node "
-        "answers equally many",
-    ]
-    with CliProgress(quiet=as_json) as progress:
-        found = scale_out(
-            inputs, counts, load.workloads(), attainment=load.attainment, find_rate=find_rate, progress=progress
-        )
-    knee = explain(found) if find_rate else ""
-    if short := [str(one.n_nodes) for one in found if one.short]:
-        assumptions.append(
-            f"short: at the highest rates of {', '.join(short)} nodes the requests come within a few times the SLO, so "
-            "that a part of these rates may be a backlog; give more --requests"
-        )
-    payload = {
-        "profile_id": analysis.profile.id,
-        "rate": load.rate,
-        "slo_ms": load.slo_ms,
-        "attainment_goal": load.attainment,
-        "node_bytes": inputs.node_bytes,
-        "assumptions": assumptions,
-        "nodes": [one.to_data() for one in found],
-        "explanation": knee,
-    }
-    emit(payload, as_json=as_json, table=_nodes_table(found, load.rate, load.slo_ms))
-    if not as_json:
-        refused = [f"nodes {one.n_nodes}: {one.refused}" for one in found if one.refused]
-        for sentence in [*refused, *([knee] if knee else []), *assumptions]:
-            out.print(sentence, highlight=False, soft_wrap=True)
-    if not any(one.meets(load.attainment) for one in found):
-        if not as_json:
-            best = max(found, key=lambda one: one.rate)
-            nearest = f"; the nearest feasible rate is {best.rate:.4g} on {best.n_nodes} nodes" if best.rate else ""
-            out.print(f"infeasible: no number of nodes serves {load.rate:g} requests/s{nearest}", highlight=False)
-        raise typer.Exit(ExitCode.INFEASIBLE)
-
-
-def _nodes_table(found: list[NodesFound], rate: float, slo_ms: float) -> Table:
-    table = Table(
-        "nodes", "attained", "p50 / p90 / p99 ms", "asked", "local", "per node", "ms a query", "req/s",
-        title=f"{rate:g} requests/s, SLO {slo_ms:g} ms",
-    )  # fmt: skip
-    for one in found:
-        if one.outcome is None or one.costs is None:
-            table.add_row(str(one.n_nodes), "-", "too little memory")
-            continue
-        o = one.outcome
-        table.add_row(
-            str(one.n_nodes),
-            f"{o.attainment:.1%}",
-            " / ".join(_ms(s) for s in (o.search.p50, o.search.p90, o.search.p99)),
-            f"{one.fan_out:.2f}",
-            f"{one.local_share:.1%}",
-            readable_bytes(one.node_bytes),
-            f"{one.costs.node_s * 1e3:.3g}",
-            "-" if one.compliant is None else f"{'>= ' * one.compliant.at_ceiling}{float(f'{one.rate:.4g}'):g}",
-        )
-    return table
-
-
 def _nearest(one: Any, rate: float) -> str:
     if one.outcome is None:
         return f"infeasible: {one.policy}: {one.refused}"
@@ -512,11 +373,11 @@ def _table(found: list[Any], rate: float, slo_ms: float, *, with_llm: bool) -> T
             table.add_row(one.policy, "-", one.refused)
             continue
         o = one.outcome
-        beside = (_ms(o.search.p90), "-" if o.tpot_s is None else _ms(o.tpot_s)) if with_llm else ()
+        beside = (ms(o.search.p90), "-" if o.tpot_s is None else ms(o.tpot_s)) if with_llm else ()
         table.add_row(
             one.policy,
             f"{o.attainment:.1%}",
-            " / ".join(_ms(s) for s in (o.ttft.p50, o.ttft.p90, o.ttft.p99)),
+            " / ".join(ms(s) for s in (o.ttft.p50, o.ttft.p90, o.ttft.p99)),
             *beside,
             f"{o.throughput_rps:.4g}",
             f"{o.hit_rate:.3f}",
@@ -525,10 +386,6 @@ def _table(found: list[Any], rate: float, slo_ms: float, *, with_llm: bool) -> T
             "-" if one.compliant is None else f"{'>= ' * one.compliant.at_ceiling}{one.compliant.rate:.4g}",
         )
     return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}" if math.isfinite(seconds) else "never"
 
 
 def register(app: typer.Typer) -> None:

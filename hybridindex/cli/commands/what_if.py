@@ -18,13 +18,17 @@ from hybridindex.cli.commands.llm import chosen_llm
 from hybridindex.cli.console import ExitCode, emit, parse_bytes, readable_bytes
 from hybridindex.cli.options import WHAT_IF, PlanOptions, WhatIfOptions
 from hybridindex.cli.routers import profile_to_plan
+from hybridindex.cli.scale_out import Asked, ClusterOptions, show_scale_out
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
 from hybridindex.studies.hardware import model, names
 from hybridindex.studies.what_if import CurvePoint, Fleet, Forecast, LLMService, Setting, forecast, parse_fleet
 from hybridindex.types import LLMProfile, Profile
 
-__all__ = ["MachineToSuppose", "forecast_machine"]
+__all__ = ["MachineToSuppose", "forecast_cluster", "forecast_machine"]
+
+#: Simulated at each rate.
+_REQUESTS = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +56,7 @@ def forecast_machine(
     as_json: bool,
 ) -> None:
     """Prints the forecast. Exit status 10 when the SLO cannot be met."""
-    if goal.n_devices != 1 or goal.coverage is not None or (goal.budget is not None and len(goal.budget) > 1):
-        raise InvalidInputError(
-            "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
-            "--hardware, such as h100x8, and one --budget for all"
-        )
+    _check(goal)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         # A profile of any machine: the supposed one has measured none.
         measured = profile_to_plan(opened, control, goal, None)
@@ -67,10 +67,56 @@ def forecast_machine(
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 
+def _check(goal: PlanOptions) -> None:
+    if goal.n_devices != 1 or goal.coverage is not None or (goal.budget is not None and len(goal.budget) > 1):
+        raise InvalidInputError(
+            "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
+            "--hardware, such as h100x8, and one --budget for all"
+        )
+
+
+def forecast_cluster(
+    index: Path,
+    goal: PlanOptions,
+    machine: MachineToSuppose,
+    change: WhatIfOptions,
+    cluster: ClusterOptions,
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints what clusters of such machines would do with searches. Exit status 10 when none of them keeps the SLO."""
+    from hybridindex.studies.simulator import poisson
+
+    _check(goal)
+    if goal.slo_stage not in {None, "search"}:
+        raise InvalidInputError(f"--slo-stage is {goal.slo_stage!r}; expected search: --nodes knows searches alone")
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        setting, said = _setting(goal, machine, change, profile_to_plan(opened, control, goal, None), control)
+    asked = Asked(
+        rate=setting.rate_qps,
+        slo_ms=goal.slo_ms,
+        attainment=goal.percentile / 100,
+        workloads=lambda rate: poisson(rate, _REQUESTS, seed=0),
+        load_words=f"{_REQUESTS} requests, poisson arrivals, one query each",
+    )
+    devices = setting.n_devices, setting.budget_bytes
+    more = {"hardware": machine.hardware}
+    show_scale_out(setting.analysis, devices, asked, cluster, said, as_json=as_json, more=more)
+
+
 def _answer(
     goal: PlanOptions, machine: MachineToSuppose, change: WhatIfOptions, profile: Profile, control: ControlStore
 ) -> tuple[Forecast, list[str]]:
     """The forecast, and sentences that say what was measured and what is assumed."""
+    setting, said = _setting(goal, machine, change, profile, control)
+    return forecast(setting), said
+
+
+def _setting(
+    goal: PlanOptions, machine: MachineToSuppose, change: WhatIfOptions, profile: Profile, control: ControlStore
+) -> tuple[Setting, list[str]]:
+    """One such machine, and the sentences."""
     from hybridindex.partitioner.analysis import analyse
     from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
@@ -108,7 +154,7 @@ def _answer(
         hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
         headroom=goal.headroom,
     )
-    return forecast(setting), [*said, *_llm_words(llm, service, machine.efficiency)]
+    return setting, [*said, *_llm_words(llm, service, machine.efficiency)]
 
 
 def _stage(stage: str | None, llm: LLMProfile | None) -> Any:

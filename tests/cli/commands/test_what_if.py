@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hybridindex.cli.commands import what_if
 from hybridindex.cli.console import ExitCode, readable_bytes
 from hybridindex.plans.current import current_plan_id
 from tests.clustered import clustered
@@ -95,3 +96,34 @@ def test_wrong_questions_name_the_field(cli, index, words, named):
     told = cli(index, *words)
     assert told.code == ExitCode.BAD_INPUT
     assert named in told.err
+
+
+CLUSTER = ("--hardware", "h100x2", "--budget", "4GiB", "--rate", 40, "--slo-ms", 400, "--node-memory", "64GiB")
+
+
+def test_clusters_of_other_machines_are_simulated(cli, index, monkeypatch):
+    monkeypatch.setattr(what_if, "_REQUESTS", 300)
+    told = cli(index, *CLUSTER, "--nodes", "1,2", "--json")
+    assert told.code == 0, told.err
+    assert told.json["hardware"] == "h100x2"
+    assert [each["nodes"] for each in told.json["nodes"]] == [1, 2]
+    assert told.json["nodes"][0]["fan_out"] == 0.0
+    assert any("2 devices" in sentence for sentence in told.json["assumptions"])
+    assert told.json["explanation"]
+    people = cli(index, *CLUSTER, "--nodes", "2")
+    assert "assumed: every node is like the profiled machine" in people.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--nodes", "2", "--slo-ms", 40, "--rate", 40), "expected --hardware beside them"),
+        ((*CLUSTER, "--nodes", "2;3"), "expected numbers of nodes such as 1,4,16"),
+        ((*CLUSTER, "--nodes", "65"), "nodes is 65; give numbers from 1 to 64"),
+        ((*CLUSTER, "--nodes", "2", "--slo-stage", "ttft"), "expected search"),
+    ],
+)
+def test_wrong_questions_about_clusters_are_named(cli, index, options, words):
+    told = cli(index, *options)
+    assert told.code == ExitCode.BAD_INPUT
+    assert words in told.err

@@ -1,0 +1,192 @@
+"""Clusters of several sizes from one profile, for ``simulate --nodes`` and ``plan --hardware --nodes``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hybridindex.cli.console import CliProgress, ExitCode, emit, ms, out, parse_bytes, readable_bytes
+from hybridindex.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.analysis import Analysis
+    from hybridindex.studies.cluster import Network, NodesFound
+    from hybridindex.studies.simulator.arrivals import Workload
+
+__all__ = ["Asked", "ClusterOptions", "show_scale_out"]
+
+#: Panel of the options.
+_CLUSTER = "Several machines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Nodes like the profiled machine, and the network between them."""
+
+    nodes: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Numbers of nodes, 1 to 64 each.", rich_help_panel=_CLUSTER)
+    ] = None
+    node_memory: Annotated[
+        str | None,
+        typer.Option(help="Bytes of lists per node; default 80% of the profiled memory.", rich_help_panel=_CLUSTER),
+    ] = None
+    node_replicas: Annotated[int, typer.Option(help="Nodes that hold each list.", rich_help_panel=_CLUSTER)] = 2
+    network_us: Annotated[
+        float | None,
+        typer.Option(help="One way from node to node; default as measured on loopback.", rich_help_panel=_CLUSTER),
+    ] = None
+    network_gbps: Annotated[
+        float | None, typer.Option(help="Gbit/s of each node's line; default as loopback.", rich_help_panel=_CLUSTER)
+    ] = None
+    message_us: Annotated[
+        float | None,
+        typer.Option(help="Engine time per scan asked of a node, on either side.", rich_help_panel=_CLUSTER),
+    ] = None
+
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of nodes, as they were given."""
+        assert self.nodes is not None
+        if re.fullmatch(r"\d{1,3}(,\d{1,3})*", self.nodes) is None:
+            raise InvalidInputError(f"--nodes is {self.nodes!r}; expected numbers of nodes such as 1,4,16")
+        return tuple(int(word) for word in self.nodes.split(","))
+
+    def network(self) -> Network:
+        """Measured numbers, but for those that are given."""
+        from hybridindex.studies.cluster import Network
+        from hybridindex.studies.simulator.arrivals import check_number
+
+        given = Network()
+        if self.network_us is not None:
+            check_number("--network-us", self.network_us, least=0.0)
+            given = replace(given, hop_s=self.network_us / 1e6)
+        if self.network_gbps is not None:
+            check_number("--network-gbps", self.network_gbps, above=0.0)
+            given = replace(given, bytes_per_s=self.network_gbps * 1e9 / 8)
+        if self.message_us is not None:
+            check_number("--message-us", self.message_us, least=0.0)
+            given = replace(given, ask_s=self.message_us / 1e6, serve_s=self.message_us / 1e6)
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a cluster."""
+
+    rate: float
+    slo_ms: float
+    #: Fraction of the requests that must meet the SLO.
+    attainment: float
+    #: The arrivals at any rate, and words for them.
+    workloads: Callable[[float], Workload]
+    load_words: str
+    max_batch: int | None = None
+    seed: int = 0
+    #: Whether the highest rates are searched.
+    find_rate: bool = True
+
+
+def show_scale_out(
+    analysis: Analysis,
+    devices: tuple[int, int],
+    asked: Asked,
+    cluster: ClusterOptions,
+    said: Sequence[str],
+    *,
+    as_json: bool,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Prints the clusters. Exit status 10 when none of them serves the rate.
+
+    Args:
+        devices: of each node, and bytes of each.
+        said: what was measured and what is assumed of a node.
+        more: of the JSON.
+    """
+    from hybridindex.studies.cluster import ClusterInputs, explain, scale_out
+    from hybridindex.studies.simulator import EngineRules
+
+    counts, network = cluster.counts(), cluster.network()
+    memory = analysis.profile.hardware.memory_bytes * 4 // 5
+    inputs = ClusterInputs(
+        analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=devices[0]),
+        slo_s=asked.slo_ms / 1e3,
+        rate=asked.rate,
+        node_bytes=memory if cluster.node_memory is None else parse_bytes(cluster.node_memory),
+        replicas=cluster.node_replicas,
+        network=network,
+        n_devices=devices[0] if devices[1] else 0,
+        budget_bytes=devices[1],
+        rules=EngineRules(max_batch=asked.max_batch),
+        seed=asked.seed,
+    )
+    assumptions = [
+        *said,
+        f"assumed: every node is like the profiled machine, holds {readable_bytes(inputs.node_bytes)} of lists and "
+        f"{readable_bytes(inputs.budget_bytes)} of them on each of {inputs.n_devices} devices; each list is on "
+        f"{inputs.replicas} nodes; no node fails, and none is slower than others",
+        f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
+        f"engine loses {network.ask_s * 1e6:.3g} us for each node that a batch asks, and {network.serve_s * 1e6:.3g} "
+        "us for each scan that it is asked",
+        f"assumed: {asked.load_words}; every node answers equally many",
+    ]
+    with CliProgress(quiet=as_json) as progress:
+        found = scale_out(
+            inputs, counts, asked.workloads, attainment=asked.attainment, find_rate=asked.find_rate, progress=progress
+        )
+    knee = explain(found) if asked.find_rate else ""
+    if short := [str(one.n_nodes) for one in found if one.short]:
+        assumptions.append(
+            f"short: at the highest rates of {', '.join(short)} nodes the requests come within a few times the SLO, so "
+            "that a part of these rates may be a backlog; ask simulate --nodes with more --requests"
+        )
+    payload = {
+        **more,
+        "profile_id": analysis.profile.id,
+        "rate": asked.rate,
+        "slo_ms": asked.slo_ms,
+        "attainment_goal": asked.attainment,
+        "node_bytes": inputs.node_bytes,
+        "assumptions": assumptions,
+        "nodes": [one.to_data() for one in found],
+        "explanation": knee,
+    }
+    emit(payload, as_json=as_json, table=_nodes_table(found, asked.rate, asked.slo_ms))
+    if not as_json:
+        refused = [f"nodes {one.n_nodes}: {one.refused}" for one in found if one.refused]
+        for sentence in [*refused, *([knee] if knee else []), *assumptions]:
+            out.print(sentence, highlight=False, soft_wrap=True)
+    if not any(one.meets(asked.attainment) for one in found):
+        if not as_json:
+            best = max(found, key=lambda one: one.rate)
+            nearest = f"; the nearest feasible rate is {best.rate:.4g} on {best.n_nodes} nodes" if best.rate else ""
+            out.print(f"infeasible: no number of nodes serves {asked.rate:g} requests/s{nearest}", highlight=False)
+        raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _nodes_table(found: list[NodesFound], rate: float, slo_ms: float) -> Table:
+    table = Table(
+        "nodes", "attained", "p50 / p90 / p99 ms", "asked", "local", "per node", "ms a query", "req/s",
+        title=f"{rate:g} requests/s, SLO {slo_ms:g} ms",
+    )  # fmt: skip
+    for one in found:
+        if one.outcome is None or one.costs is None:
+            table.add_row(str(one.n_nodes), "-", "too little memory")
+            continue
+        o = one.outcome
+        table.add_row(
+            str(one.n_nodes),
+            f"{o.attainment:.1%}",
+            " / ".join(ms(s) for s in (o.search.p50, o.search.p90, o.search.p99)),
+            f"{one.fan_out:.2f}",
+            f"{one.local_share:.1%}",
+            readable_bytes(one.node_bytes),
+            f"{one.costs.node_s * 1e3:.3g}",
+            "-" if one.compliant is None else f"{'>= ' * one.compliant.at_ceiling}{float(f'{one.rate:.4g}'):g}",
+        )
+    return table
