@@ -17,7 +17,7 @@ from typing import Any
 from hybridindex import filesystem
 from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError
 from hybridindex.index import read_manifest
-from hybridindex.index.share.share import create_share
+from hybridindex.index.share.share import create_share, renew_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.service.auth import KeyFile, Role
 from hybridindex.service.cluster.member import KEY_VARIABLE
@@ -83,12 +83,14 @@ class NodeProcess:
         self._wait_until_it_listens()
 
     def _make_share(self) -> None:
-        """The share of an earlier start, where it is of the same generation; else a new one."""
+        """The share of an earlier start, where it is of the same generation, with the attributes that the index has
+        now; else a new one."""
         wanted = read_manifest(self._spec.index)
         if filesystem.is_dir(self._share):
             try:
                 found = read_manifest(self._share)
                 if (found.fingerprint, found.generation) == (wanted.fingerprint, wanted.generation):
+                    renew_share(self._share, FolderSource(self._spec.index))
                     return
             except HybridIndexError as error:
                 _log.warning("the share of an earlier start is not used: %s", error)

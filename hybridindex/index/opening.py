@@ -24,6 +24,7 @@ from hybridindex.index.live.store import LiveStore, open_live
 from hybridindex.index.log.change_log import apart, log_file
 from hybridindex.index.rabitq.codes import check_codes, find_codes
 from hybridindex.index.rewrite import write_copy
+from hybridindex.index.share.beside import read_ids
 from hybridindex.index.share.record import read_held
 from hybridindex.index.share.share import Share
 from hybridindex.index.storage.checksums import digest_file
@@ -171,6 +172,8 @@ def _verify_generation(generation: Path, *, beside: bool = False) -> Manifest:
             raise CorruptIndexError(
                 f"{generation / LISTS_FILE} differs from its digests ({name_lists(damaged)}, which the share holds)"
             )
+        assert digests is not None
+        read_ids(generation, list_spans(table, manifest.code_size, manifest.layout), digests)
     LiveStore(generation, manifest)
     if beside:
         attributes, problem = find_attributes(generation, manifest)

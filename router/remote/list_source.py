@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from hybridindex.errors import NotHeldError, UnreachableError
+from hybridindex.index.share.source import FILES
 from hybridindex.types import I64
 
-__all__ = ["FILES", "MOST_BYTES", "MOST_LISTS", "PeerSource"]
+__all__ = ["MOST_BYTES", "MOST_LISTS", "PeerSource"]
 
-#: What a share needs beside its lists.
-FILES = ("manifest.json", "model.faiss", "lists.idx.npy", "lists.xxh3.npy")
 #: Of one request.
 MOST_LISTS, MOST_BYTES = 4096, 64 << 20
 #: Of a file beside the lists.
@@ -43,7 +42,7 @@ class PeerSource:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     def files(self) -> dict[str, bytes]:
-        """The files of the index beside its lists.
+        """The files of the index beside its lists; no attributes.
 
         Raises:
             UnreachableError: the node does not give them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,15 @@ class RowMasks:
 
     def __len__(self) -> int:
         return len(self.of_query)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowMasks]) -> RowMasks:
+        """Those of the queries of all parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        before = np.cumsum([0, *(len(part.filters) for part in parts[:-1])])
+        of_query = [part.of_query + np.int32(n) for part, n in zip(parts, before.tolist(), strict=True)]
+        return cls(tuple(each for part in parts for each in part.filters), np.concatenate(of_query))
 
     def take(self, rows: I64 | I32 | slice) -> RowMasks:
         """Those of some of the queries."""

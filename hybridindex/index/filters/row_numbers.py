@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hybridindex.index.share.beside import read_ids
 from hybridindex.types import I64
 
 if TYPE_CHECKING:
@@ -45,29 +46,46 @@ def row_numbers(index: IVFIndex) -> tuple[RowNumbers, int]:
             if integrity.marks[0] != integrity.seen:
                 integrity.catch_up()
             seen = integrity.seen
-            _known[index] = RowNumbers(index), seen
+            # A share knows them all, whatever it holds.
+            numbers = RowNumbers(index) if known is None or index.share is None else known[0]
+            _known[index] = numbers, seen
+
+
+def _known_ids(index: IVFIndex, unknown: I64) -> I64:
+    """(m,) int64 ids of the rows of all lists but some, in their order."""
+    lists = np.setdiff1d(np.arange(index.nlist), unknown).tolist()
+    ids: I64 = np.empty(int(index.list_sizes[lists].sum()), dtype=np.int64)
+    end = 0
+    # One by one: pages that nobody has touched take long, and one call for all would keep the GIL meanwhile.
+    for part in map(index.list_ids, lists):
+        ids[end : end + len(part)] = part
+        end += len(part)
+    return ids
 
 
 class RowNumbers:
-    """Rows of one index by id. Immutable, from any thread. An id may have several rows: imported indexes repeat some.
+    """Rows of one index by id, of a share those of the whole index. Immutable, from any thread. An id may have several
+    rows: imported indexes repeat some.
 
     Takes 8 to 32 bytes a row.
     """
 
     def __init__(self, index: IVFIndex) -> None:
-        """Reads the ids of all rows, but of lists in quarantine."""
-        index = index.rows
+        """Reads the ids of all rows, but of lists in quarantine; of a share, of all.
+
+        Raises:
+            CorruptIndexError, UnreadableIndexError: the ids that a share has are damaged, or cannot be read.
+        """
+        index, integrity = index.rows, index.rows.integrity
+        of_all = None
+        if index.share is not None:
+            assert integrity.digests is not None
+            of_all = read_ids(integrity.folder, integrity.spans, integrity.digests)
         #: Lists whose ids nobody knows: (m,) int64.
-        self.unknown: I64 = np.array(index.integrity.lists_in_quarantine(), dtype=np.int64)
+        self.unknown: I64 = np.array([] if of_all is not None else integrity.lists_in_quarantine(), dtype=np.int64)
         #: (nlist + 1,) int64: number of the first row of each list; the last: how many rows there are.
         self.first: I64 = np.concatenate([[0], np.cumsum(index.list_sizes)]).astype(np.int64)
-        lists = np.setdiff1d(np.arange(index.nlist), self.unknown).tolist()
-        ids: I64 = np.empty(int(index.list_sizes[lists].sum()), dtype=np.int64)
-        end = 0
-        # One by one: pages that nobody has touched take long, and one call for all would keep the GIL meanwhile.
-        for part in map(index.list_ids, lists):
-            ids[end : end + len(part)] = part
-            end += len(part)
+        ids = _known_ids(index, self.unknown) if of_all is None else of_all
         #: -1: there is none.
         self.largest_id = int(ids.max(initial=-1))
         rows = np.arange(self.count)

@@ -33,14 +33,17 @@ from hybridindex.errors import (
     cannot_write,
 )
 from hybridindex.index.integrity import Integrity, name_lists
+from hybridindex.index.share.beside import prove_ids, put_attributes, read_ids
 from hybridindex.index.share.record import read_held, render_held
-from hybridindex.index.share.source import ListSource
+from hybridindex.index.share.source import FILES, ListSource
+from hybridindex.index.storage.additions import adding_to_generation
 from hybridindex.index.storage.checksums import digest_bytes
-from hybridindex.index.storage.generation import GenerationWriter, as_path
-from hybridindex.index.storage.list_digests import read_digests
+from hybridindex.index.storage.generation import GenerationWriter, as_path, read_current
+from hybridindex.index.storage.list_digests import list_spans, read_digests
 from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
+    IDS_FILE,
     LISTS_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -52,7 +55,7 @@ from hybridindex.index.storage.manifest import (
 from hybridindex.processes import KeptLock
 from hybridindex.types import I64
 
-__all__ = ["Share", "create_share"]
+__all__ = ["Share", "create_share", "renew_share"]
 
 _PAGE = mmap.PAGESIZE
 #: In the folder of the generation; held by who changes the share.
@@ -78,7 +81,7 @@ def create_share(path: str | Path, source: ListSource) -> None:
         DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
     files = source.files()
-    lacking = sorted({MANIFEST_FILE, MODEL_FILE, TABLE_FILE, DIGESTS_FILE} - set(files))
+    lacking = sorted(set(FILES) - set(files))
     if lacking:
         raise CorruptIndexError(f"the source lacks {', '.join(lacking)}")
     manifest = parse_manifest(files[MANIFEST_FILE], f"{MANIFEST_FILE} of the source")
@@ -94,12 +97,41 @@ def create_share(path: str | Path, source: ListSource) -> None:
     with GenerationWriter(as_path(path), number=manifest.generation) as writer:
         for name in (MODEL_FILE, TABLE_FILE, DIGESTS_FILE):
             writer.open_file(name).append(files[name])
-        read_table(writer.directory, manifest)
-        if read_digests(writer.directory / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist) is None:
+        table = read_table(writer.directory, manifest)
+        digests = read_digests(writer.directory / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
+        if digests is None:
             raise CorruptIndexError(f"{DIGESTS_FILE} of the source is damaged, or of another index")
+        spans = list_spans(table, manifest.code_size, manifest.layout)
+        prove_ids(files[IDS_FILE], spans, digests, f"{IDS_FILE} of the source")
+        writer.open_file(IDS_FILE).append(files[IDS_FILE])
         writer.open_file(LISTS_FILE).extend(manifest.files[LISTS_FILE].size)
         writer.open_file(SHARE_FILE).append(render_held(np.zeros(manifest.nlist, dtype=np.bool_), manifest))
         writer.commit(manifest)
+        put_attributes(writer.path, writer.directory, manifest, files)
+
+
+def renew_share(path: str | Path, source: ListSource) -> None:
+    """Gives a share that nobody has open the attributes that the index has now, and ids where it has none or damaged
+    ones. Lists stay as they are.
+
+    Raises:
+        CorruptIndexError: the source gives other bytes than its files say. InvalidInputError: ``path`` holds no share.
+        BuildError: another process is writing. DiskFullError: no room.
+    """
+    folder = read_current(as_path(path))
+    manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
+    files = source.files()
+    digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
+    if digests is None or files.get(MANIFEST_FILE) != filesystem.read_bytes(folder / MANIFEST_FILE):
+        raise InvalidInputError(f"{path} is no share of the index of the source")
+    spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
+    try:
+        read_ids(folder, spans, digests)
+    except CorruptIndexError:
+        prove_ids(files[IDS_FILE], spans, digests, f"{IDS_FILE} of the source")
+        with adding_to_generation(folder.parent, folder):
+            filesystem.replace_file(folder / IDS_FILE, files[IDS_FILE])
+    put_attributes(folder.parent, folder, manifest, files)
 
 
 class Share:

@@ -12,12 +12,14 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, NotHeldError, UnsupportedIndexError
 from hybridindex.index.log.change_log import log_file
+from hybridindex.index.share.beside import attribute_files
 from hybridindex.index.share.record import read_held
 from hybridindex.index.storage.generation import as_path, read_current, unreadable
 from hybridindex.index.storage.list_digests import digest_lists, list_spans, read_digests, render_digests
 from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
+    IDS_FILE,
     LISTS_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -25,14 +27,18 @@ from hybridindex.index.storage.manifest import (
     parse_manifest,
 )
 
-__all__ = ["FolderSource", "ListSource"]
+__all__ = ["FILES", "FolderSource", "ListSource"]
+
+#: What a share needs beside its lists.
+FILES = (MANIFEST_FILE, MODEL_FILE, TABLE_FILE, DIGESTS_FILE, IDS_FILE)
 
 
 class ListSource(Protocol):
     """Gives the files of an index and the bytes of its lists. Who takes them proves them."""
 
     def files(self) -> Mapping[str, bytes]:
-        """``manifest.json``, ``model.faiss``, ``lists.idx.npy`` and ``lists.xxh3.npy``, by these names."""
+        """:data:`FILES` by name; and ``attributes.json`` with the file that it names, where there are attributes that
+        the source gives."""
         ...
 
     def read(self, lists: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
@@ -75,11 +81,29 @@ class FolderSource:
                 f"rows of {folder.parent} were added or deleted since its lists were written, which a share would not "
                 f"know; compact it first: hybridindex compact {folder.parent}"
             )
+        return {**{name: self.file(name) for name in FILES}, **attribute_files(folder, manifest)}
+
+    def file(self, name: str) -> bytes:
+        """One of :data:`FILES`, as :meth:`files` gives it.
+
+        Raises:
+            CorruptIndexError, UnreadableIndexError: it is damaged, or cannot be read.
+        """
         try:
-            found = {name: filesystem.read_bytes(folder / name) for name in (MODEL_FILE, TABLE_FILE)}
-            return {MANIFEST_FILE: self._raw_manifest, **found, DIGESTS_FILE: self._digests()}
+            if name == MANIFEST_FILE:
+                return self._raw_manifest
+            if name == DIGESTS_FILE:
+                return self._digests()
+            if name == IDS_FILE and read_held(self._folder, self._manifest) is None:
+                return self._ids()
+            return filesystem.read_bytes(self._folder / name)
         except FileError as error:
-            raise unreadable(error, folder) from error
+            raise unreadable(error, self._folder) from error
+
+    def _ids(self) -> bytes:
+        """Of a whole index, which has them beside the codes of each list."""
+        with filesystem.File(self._folder / LISTS_FILE, "r") as file:
+            return b"".join(file.read_at(start, stop - start) for start, stop in self._spans[:, 1].tolist())
 
     def _digests(self) -> bytes:
         folder, digest = self._folder, self._manifest.files[LISTS_FILE].xxh3_128

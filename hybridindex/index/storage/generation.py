@@ -45,6 +45,7 @@ from hybridindex.index.storage.huge_pages import drop_small_pages
 from hybridindex.index.storage.manifest import (
     CHANGE_LOG,
     DIGESTS_FILE,
+    IDS_FILE,
     MANIFEST_FILE,
     SHARE_FILE,
     Manifest,
@@ -322,7 +323,8 @@ class GenerationWriter:
 
     def commit(self, manifest: Manifest) -> None:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
-        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE, CHANGE_LOG, SHARE_FILE}:
+        beside = {DIGESTS_FILE, CHANGE_LOG, SHARE_FILE, IDS_FILE}
+        if set(manifest.files) != {file.path.name for file in self._files} - beside:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))

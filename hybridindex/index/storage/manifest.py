@@ -20,6 +20,7 @@ __all__ = [
     "CHANGE_LOG",
     "DIGESTS_FILE",
     "FORMAT_VERSION",
+    "IDS_FILE",
     "LISTS_FILE",
     "MANIFEST_FILE",
     "MODEL_FILE",
@@ -45,6 +46,8 @@ CHANGE_LOG = "changes.log"
 DIGESTS_FILE = "lists.xxh3.npy"
 #: Of a share of an index: which lists it holds (:mod:`hybridindex.index.share.record`); in no manifest.
 SHARE_FILE = "share.json"
+#: And the ids of all rows, also of lists that it does not hold (:mod:`hybridindex.index.share.beside`).
+IDS_FILE = "lists.ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
