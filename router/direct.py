@@ -101,10 +101,12 @@ class DirectSearch:
         self, queries: F32, k: int, given: GivenProbes
     ) -> tuple[SearchResult, tuple[tuple[str, float, float], ...]] | None:
         """As :meth:`hybridindex.router.engine.Engine.scan_directly`, and the stages with their start and end. None:
-        codes are compared, a list is not here, or a query names none; nothing was counted."""
-        integrity, (probes, coarse) = self._integrity, given
+        codes are compared, there are filters, a list is not here, or a query names none; nothing was counted."""
+        integrity, (probes, coarse, masks) = self._integrity, given
         seen, absent = integrity.seen, integrity.quarantined
-        if self._codes is not None or (absent is not None and (absent[probes] & (probes >= 0)).any()):
+        if self._codes is not None or masks is not None:
+            return None
+        if absent is not None and (absent[probes] & (probes >= 0)).any():
             return None
         started_s = time.perf_counter()
         split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)

@@ -103,7 +103,7 @@ class Engine:
         self._early_dispatch = config.early_dispatch
         self._reports = BatchReports(parts.stats, listeners)
         self._added = AddedScanner(index, host)
-        self._filtered = FilteredSearches(parts, filters, self._added)
+        self._filtered = FilteredSearches(parts, filters, self._added, one_of_several=remote is not None)
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
@@ -279,8 +279,11 @@ class Engine:
         given = [request for request in requests if request.given is not None]
         if filtered or given:
             requests = [request for request in requests if not request.one_by_one and request.given is None]
+        # With filters, in a batch of their own.
+        masked = [request for request in given if request.given is not None and request.given.masks is not None]
+        given = [request for request in given if request not in masked] if masked else given
         # Devices scan meanwhile.
-        for batch, start in ((requests, self._start), (given, self._start_given)):
+        for batch, start in ((requests, self._start), (given, self._start_given), (masked, self._start_given)):
             if batch:
                 self._execute_batch(batch, slot or self._next_slot(), start)
                 slot = None
@@ -297,16 +300,22 @@ class Engine:
         list_device = self.health.list_device(self._residency.current)
         groups = self._filtered.choose(requests, clock, list_device)
         shared = self._filtered.for_devices(groups, list_device)
-        if shared:
-            start = partial(self._start_masked, shared, clock)
-            requests = [request for group in shared for request in group.requests]
-            self._execute_batch(requests, slot or self._next_slot(), start)
-        elif slot is not None:
+        rest = [group for group in groups if group not in shared]
+        batches = [(shared, True)]
+        if self._remote is not None:
+            # Other nodes may scan a part.
+            batches, rest = [(shared, True), (rest, False)], []
+        for some, on_devices in batches:
+            if some:
+                start = partial(self._start_masked, some, clock, on_devices)
+                requests = [request for group in some for request in group.requests]
+                self._execute_batch(requests, slot or self._next_slot(), start)
+                slot, clock = None, BatchClock()
+        if slot is not None:
             slot.give_back()
-        for group in groups:
-            if group not in shared:
-                self._answer_filtered(group, clock)
-                clock = BatchClock()
+        for group in rest:
+            self._answer_filtered(group, clock)
+            clock = BatchClock()
 
     def _answer_filtered(self, group: Group, clock: BatchClock) -> None:
         n_rows = self._filtered.answer(group, clock)
@@ -403,7 +412,8 @@ class Engine:
     def _start_given(
         self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None, float]:
-        """:meth:`_start` of requests that say their lists, all of which have to be here."""
+        """:meth:`_start` of requests that say their lists, all of which have to be here; with filters, the host scans
+        them."""
         batch, chosen_s = self._batch_of(requests), time.perf_counter()
         probes, coarse = given_probes(batch)
         damaged = self._integrity.quarantined
@@ -417,6 +427,8 @@ class Engine:
                 batch.begin_as(whole)
                 probes, coarse = given_probes(batch)
         list_device = self.health.list_device(residency)
+        if self._filtered.mask_given(batch, probes):
+            list_device = np.full_like(list_device, HOST)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
         return batch, host_part, chosen_s
 
@@ -424,16 +436,23 @@ class Engine:
         self,
         groups: Sequence[Group],
         clock: BatchClock,
+        on_devices: bool,
         requests: list[Request],
         residency: Residency,
         slot: Slot,
         finished: Callable[[Batch], None],
     ) -> tuple[Batch, ProbePart | None, float]:
-        """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile."""
+        """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile. ``on_devices``: whether these scan
+        lists that they hold."""
         batch, chosen_s = self._batch_of(requests), time.perf_counter()
         probes, coarse = self._filtered.fill(batch, groups, clock)
         list_device = self.health.list_device(residency)
-        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
+        if not on_devices:
+            list_device = np.full_like(list_device, HOST)
+        choice, not_here = None, self._integrity.quarantined
+        if self._remote is not None and not_here is not None:
+            choice = self._remote.choose(probes, not_here)
+        host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s, choice)
         scan_added(batch, lambda: self._filtered.find_added(groups, batch, probes))
         return batch, host_part, chosen_s
 

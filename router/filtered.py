@@ -99,7 +99,11 @@ def _masks_of(groups: Sequence[Group]) -> RowMasks:
 class FilteredSearches:
     """One call at a time, but for :meth:`scan_part`."""
 
-    def __init__(self, parts: RouterParts, filters: RowFilters, added: AddedScanner) -> None:
+    def __init__(
+        self, parts: RouterParts, filters: RowFilters, added: AddedScanner, *, one_of_several: bool = False
+    ) -> None:
+        """``one_of_several``: other nodes of a cluster may have lists that are not here."""
+        self._one_of_several = one_of_several
         self._index = parts.index
         self._integrity = parts.index.integrity
         self._stats = parts.stats
@@ -155,7 +159,7 @@ class FilteredSearches:
             _fail([request for group in found for request in group.requests], error)
             return []
         clock.note(COARSE, started)
-        if damaged is not None:
+        if damaged is not None and not self._one_of_several:
             for group in found:
                 self._refuse_damaged(group, damaged)
         return [group for group in found if group.requests]
@@ -212,6 +216,8 @@ class FilteredSearches:
         here = rows
         if list_device is not None and self._takes_devices(group):
             here = np.where(list_device[chosen.probes] < 0, rows, 0)
+        if self._one_of_several and (not_here := self._integrity.quarantined) is not None:
+            here = np.where(not_here[chosen.probes], 0, here)
         left_s = request.deadline_s - time.monotonic()
         fit = nprobe_for_deadline(here, 0, left_s, self._pace, request.params.min_nprobe, width)
         if fit == width:
@@ -323,9 +329,27 @@ class FilteredSearches:
         self._stats.add(filtered_requests=len(batch.requests), filtered_rows=n_rows)
         return _stacked(groups)
 
+    def mask_given(self, batch: Batch, probes: I64) -> bool:
+        """Gives a batch of requests that say their lists, (n, w) ``probes``, the filters that came with them; False:
+        there are none."""
+        masks = [request.given.masks for request in batch.requests if request.given is not None]
+        told = [each for each in masks if each is not None]
+        if not told:
+            return False
+        assert len(told) == len(batch.requests), "requests with and without filters share a batch"
+        joined = RowMasks.joined(told)
+        n_rows = 0
+        for queries, wanted in joined.groups():
+            own = probes[queries]
+            n_rows += int(wanted.counts[own[own >= 0]].sum())
+        batch.mask(joined, n_rows)
+        self._stats.add(filtered_rows=n_rows)
+        return True
+
     def scan_part(self, batch: Batch, part: ProbePart) -> tuple[F32, I64]:
         """Compares a part of a batch with masks on the host, as a scan answers it; from any thread."""
         assert batch.masks is not None
+        started, n_compared = time.perf_counter(), 0
         distances = np.empty((len(part.rows), batch.k), dtype=np.float32)
         ids = np.empty((len(part.rows), batch.k), dtype=np.int64)
         scanner = self._opened()
@@ -336,6 +360,9 @@ class FilteredSearches:
             chosen = ChosenLists(probes, part.coarse_distances[rows], there.sum(axis=1, dtype=np.int32), n_rows)
             queries = np.ascontiguousarray(batch.queries[part.rows[rows]])
             distances[rows], ids[rows] = scanner.compare(queries, wanted, chosen, batch.k)
+            n_compared += int(n_rows.sum())
+        if self._one_of_several:  # all of them are compared here
+            self._pace.observe(n_compared, time.perf_counter() - started)
         return distances, ids
 
     def find_added(self, groups: Sequence[Group], batch: Batch, probes: I64) -> tuple[F32, I64]:

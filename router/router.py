@@ -367,7 +367,7 @@ class Router(OfOneProcess):
 
         Args:
             queries: (n, scan_dim) float32, after the index's transforms.
-            given: the lists of each query.
+            given: the lists of each query, and which of their rows may be answered.
 
         Raises:
             NotHeldError: lists are not here. RouterClosedError: after :meth:`close`.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hybridindex.config import MAX_BATCH_QUERIES, MAX_CANDIDATES, MAX_K, SearchParams, check_count
-from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError, UnsupportedIndexError
+from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
@@ -62,7 +62,6 @@ class Searcher:
         candidates: CandidateCount | None,
         filters: RowFilters,
         most_nprobe: int,
-        one_of_several: bool = False,
     ) -> None:
         """
         Args:
@@ -70,10 +69,8 @@ class Searcher:
             candidates: of searches by codes; None: rows are scanned.
             filters: makes those of the index.
             most_nprobe: calls may ask for so many lists; where there are fewer, all are probed.
-            one_of_several: other nodes of a cluster have lists that are not here.
         """
         self._most_nprobe = most_nprobe
-        self._one_of_several = one_of_several
         self._index = index
         self._engine = engine
         self._placement = placement
@@ -133,7 +130,7 @@ class Searcher:
         return self._engine.scan_directly(queries, k, given)
 
     def submit_given(self, reply: Reply, queries: F32, k: int, given: GivenProbes) -> None:
-        """Has given lists scanned, for another node.
+        """Has given lists scanned, maybe some rows of them alone, for another node.
 
         Args:
             queries: (n, scan_dim) float32, transformed.
@@ -153,11 +150,6 @@ class Searcher:
         params.check_index(self._most_nprobe)
         prepared = self.prepare(queries, own=own)
         nprobe = self.nprobe if params.nprobe is None else min(params.nprobe, self._index.nlist)
-        if self._one_of_several and (params.row_filter is not None or params.names_rows):
-            raise UnsupportedIndexError(
-                "the search names rows (allow_ids, deny_ids, where or row_filter), which a cluster does not search "
-                "yet; expected none of them, or an index on one machine"
-            )
         wanted = None if params.row_filter is None else self._filters.check(params.row_filter)
         if params.names_rows:
             wanted = self.filter(params)

@@ -131,7 +131,6 @@ class Served:
             candidates=self.candidates,
             filters=filters,
             most_nprobe=max(index.nlist, most_nprobe),
-            one_of_several=remote is not None,
         )
         copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
         self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)

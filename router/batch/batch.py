@@ -46,6 +46,8 @@ class GivenProbes(NamedTuple):
     probes: I64
     #: (n, w) float32.
     coarse_distances: F32
+    #: Which rows each query may be answered with; None: all.
+    masks: RowMasks | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -217,7 +219,12 @@ class Batch:
             seen: changes of the quarantine that the choice knew of.
             n_rows: that are compared.
         """
-        self.masks, self.live, self.clock, self._seen, self.filtered_rows = masks, live, clock, seen, n_rows
+        self.mask(masks, n_rows)
+        self.live, self.clock, self._seen = live, clock, seen
+
+    def mask(self, masks: RowMasks, n_rows: int) -> None:
+        """Queries are answered with rows that these leave, of which ``n_rows`` are compared. Before :meth:`begin`."""
+        self.masks, self.filtered_rows = masks, n_rows
 
     def expect(self, work: I64) -> None:
         """Other nodes scan a part of it; ``work`` (n,) int64: bytes of all. Before :meth:`begin`."""
@@ -532,5 +539,5 @@ def given_probes(batch: Batch) -> tuple[I64, F32]:
     for number, request in enumerate(batch.requests):
         assert request.given is not None
         rows, width = batch.rows_of(number), request.given.probes.shape[1]
-        probes[rows, :width], coarse[rows, :width] = request.given
+        probes[rows, :width], coarse[rows, :width] = request.given.probes, request.given.coarse_distances
     return probes, coarse

@@ -19,6 +19,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.router.batch.merge import empty_topk, merge_topk
 from hybridindex.router.batch.split import compact
 from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.filter_codec import SentFilters
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan, found_bytes
 from hybridindex.types import F32, I32, I64
@@ -59,15 +60,19 @@ class Asked(Protocol):
 class Part:
     """What the pieces of one part have in common."""
 
-    __slots__ = ("k", "keep_max", "nodes", "options", "queries")
+    __slots__ = ("filters", "k", "keep_max", "nodes", "options", "queries")
 
-    def __init__(self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str) -> None:
+    def __init__(
+        self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str, filters: SentFilters | None
+    ) -> None:
         """
         Args:
             queries: (m, d) of the part.
             options: of the scan, as far as they are the same for all of its pieces.
+            filters: of the part; None: all rows may be answered.
         """
         self.nodes, self.queries, self.k, self.keep_max, self.options = nodes, queries, k, keep_max, options
+        self.filters = filters
 
 
 class Piece:
@@ -107,14 +112,17 @@ class Piece:
             return
         part, (r, w) = self._part, self._probes.shape
         self._peer, self._began_s = peer, time.monotonic()
-        body = encode_scan(part.queries[self.rows], self._probes, self._coarse)
+        options, body = f"{part.options}&n={r}&w={w}", encode_scan(part.queries[self.rows], self._probes, self._coarse)
+        if part.filters is not None:
+            n_filters, filters = part.filters.of(self.rows)
+            options, body = f"{options}&f={n_filters}", body + filters
         self._exchange = Exchange(self._told, found_bytes(r, part.k) + (1 << 16))
         peer.n_asked += 1
         peer.bytes_asked += self._nbytes
         peer.n_open += 1
         # Before it is asked: that may fail at once.
         self._timer = part.nodes.loop.call_later(peer.tail.limit_s(self._nbytes), self._is_late)
-        peer.scan(f"{part.options}&n={r}&w={w}", body, self._exchange, self._went_down)
+        peer.scan(options, body, self._exchange, self._went_down)
         if not peer.up:
             self._wait_a_little()
 

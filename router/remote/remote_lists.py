@@ -13,7 +13,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,14 @@ import numpy.typing as npt
 
 from hybridindex.config import check_number
 from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.nodes.cover import choose_nodes
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.merge import empty_topk
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.remote.cluster_map import U64, ClusterMap
+from hybridindex.router.remote.filter_codec import SentFilters, encode_filters
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.pieces import NOBODY, Part, Piece
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 #: Before a deadline, for what follows the last answer.
 _MARGIN_S = 0.002
+#: Bytes of the filters of one scan, where it has more queries than one.
+_MOST_FILTERS = 8 << 20
 
 
 class _View:
@@ -115,11 +119,21 @@ class _Nodes:
 class _Scan:
     """One part of one batch. Everything on the loop's thread."""
 
-    def __init__(self, lists: RemoteLists, view: _View, batch: Batch, part: ProbePart, node: int, options: str) -> None:
+    def __init__(
+        self,
+        lists: RemoteLists,
+        view: _View,
+        batch: Batch,
+        part: ProbePart,
+        filters: SentFilters | None,
+        node: int,
+        options: str,
+    ) -> None:
         self._lists, self._batch, self._part, self._node = lists, batch, part, node
         #: (m,) rows that wait.
         self._open = np.ones(len(part.rows), dtype=np.bool_)
-        shared = Part(_Nodes(lists, view), batch.queries[part.rows], batch.k, keep_max=batch.keep_max, options=options)
+        queries, keep_max = batch.queries[part.rows], batch.keep_max
+        shared = Part(_Nodes(lists, view), queries, batch.k, keep_max=keep_max, options=options, filters=filters)
         rows = np.arange(len(part.rows), dtype=np.int32)
         self._piece = Piece(shared, self, rows, part.probes, part.coarse_distances, 0)
         self._timers: list[asyncio.TimerHandle] = []
@@ -289,17 +303,35 @@ class RemoteLists:
     def put(self, batch: Batch, part: ProbePart, node: int, choice: RemoteChoice) -> None:
         """Has ``node`` scan a part. Completes it, and ends its scan in the batch, on the own thread."""
         options = f"of={self._of}&d={batch.queries.shape[1]}&k={batch.k}"
+        parts = [(part, None)] if batch.masks is None else list(self._with_filters(part, batch.masks.take(part.rows)))
         with self._idle:
             if self._closed:
                 raise RouterClosedError("the connections to other nodes are closed")
-            self._n_open += 1
-        self._thread.call(self._start, choice.view, batch, part, node, options)
+            self._n_open += len(parts)
+        for _ in parts[1:]:
+            batch.add_scan()
+        for each, filters in parts:
+            self._thread.call(self._start, choice.view, batch, each, filters, node, options)
 
-    def _start(self, view: _View, batch: Batch, part: ProbePart, node: int, options: str) -> None:
+    def _with_filters(self, part: ProbePart, masks: RowMasks) -> Iterator[tuple[ProbePart, SentFilters]]:
+        """A part with the filters of its queries; or several, where these would be too many bytes for one."""
+        filters, n = encode_filters(masks, part.probes), len(part.rows)
+        if n == 1 or filters.nbytes <= _MOST_FILTERS:
+            yield part, filters
+            return
+        for rows in (slice(0, n // 2), slice(n // 2, n)):
+            probes = part.probes[rows]
+            nbytes = int(self.list_bytes[probes[probes >= 0]].sum())
+            some = ProbePart(part.device, part.rows[rows], probes, part.coarse_distances[rows], nbytes)
+            yield from self._with_filters(some, masks.take(rows))
+
+    def _start(
+        self, view: _View, batch: Batch, part: ProbePart, filters: SentFilters | None, node: int, options: str
+    ) -> None:
         scan = None
         try:
             self.hedges.earn()
-            scan = _Scan(self, view, batch, part, node, options)
+            scan = _Scan(self, view, batch, part, filters, node, options)
             self._scans.add(scan)
             scan.start()
         except BaseException as error:  # noqa: BLE001 - nobody may wait for what did not begin

@@ -1,18 +1,34 @@
-"""What nodes exchange for one scan with the options ``of``, ``n``, ``d``, ``w`` and ``k``: its arrays, and those found.
+"""What nodes exchange for one scan with the options ``of``, ``n``, ``d``, ``w``, ``k`` and maybe ``f``: its arrays, and
+those found.
 
 Little-endian, no padding. Asked: queries (n, d) float32 after the index's transforms, lists (n, w) int32, -1 = skip,
-coarse distances (n, w) float32. Answered: distances (n, k) float32, ids (n, k) int64. The numbers determine both
-lengths; a body of any other length is refused.
+coarse distances (n, w) float32; and with ``f`` filters behind them (:mod:`hybridindex.router.remote.filter_codec`).
+Answered: distances (n, k) float32, ids (n, k) int64. The numbers determine both lengths; a body of any other length is
+refused, so that a node which knows nothing of filters never leaves one out.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.remote.filter_codec import ReceivedFilters
 from hybridindex.types import F32, I64
 
-__all__ = ["decode_found", "decode_scan", "encode_found", "encode_scan", "found_bytes", "scan_bytes"]
+__all__ = [
+    "AskedScan",
+    "decode_asked",
+    "decode_found",
+    "decode_scan",
+    "encode_found",
+    "encode_scan",
+    "found_bytes",
+    "scan_bytes",
+]
 
 
 def scan_bytes(n: int, d: int, w: int) -> int:
@@ -34,6 +50,39 @@ def encode_scan(queries: F32, probes: I64, coarse_distances: F32) -> bytes:
             np.ascontiguousarray(coarse_distances, dtype="<f4").tobytes(),
         )
     )
+
+
+class AskedScan(NamedTuple):
+    """A question, whose filters are still to be unpacked."""
+
+    #: (n, d) float32.
+    queries: F32
+    #: (n, w) int64 and float32.
+    probes: I64
+    coarse_distances: F32
+    #: None: all rows may be answered.
+    filters: ReceivedFilters | None
+
+    def given(self) -> GivenProbes:
+        """What is to be scanned.
+
+        Raises:
+            InvalidInputError: a filter leaves rows that are none.
+        """
+        masks = None if self.filters is None else self.filters.masks()
+        return GivenProbes(self.probes, self.coarse_distances, masks)
+
+
+def decode_asked(body: bytes | memoryview, *, n: int, d: int, w: int, n_filters: int, index: IVFIndex) -> AskedScan:
+    """The whole question; ``n_filters``: 0: it has none.
+
+    Raises:
+        InvalidInputError: as :func:`decode_scan`, or :class:`hybridindex.router.remote.filter_codec.ReceivedFilters`.
+    """
+    whole, nbytes = memoryview(body), scan_bytes(n, d, w) if n_filters else len(body)
+    arrays = decode_scan(whole[:nbytes], n=n, d=d, w=w, nlist=index.nlist)
+    filters = ReceivedFilters(whole[nbytes:], n_filters, arrays[1], index) if n_filters else None
+    return AskedScan(*arrays, filters)
 
 
 def decode_scan(body: bytes | memoryview, *, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64, F32]:

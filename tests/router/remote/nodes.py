@@ -17,11 +17,10 @@ from hybridindex.index.opening import open_index
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
-from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
 from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.remote_lists import RemoteLists
-from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.router.remote.scan_codec import decode_asked, decode_scan, encode_found
 from hybridindex.service.config import Limits
 from hybridindex.service.http.nodes.channel import ScanChannel
 from hybridindex.service.intake.request_memory import RequestMemory
@@ -46,6 +45,8 @@ class Node:
         self.scans = 0
         #: Seconds before a scan; and whether it answers at all.
         self.delay_s, self.hangs, self.fails = 0.0, False, False
+        #: Whether it is of a version that knows no filters.
+        self.of_before_filters = False
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self.transports: set[asyncio.Transport] = set()
@@ -76,6 +77,7 @@ class Node:
         async def end() -> None:
             assert self._server is not None
             self._server.close()
+            await asyncio.sleep(0.01)  # who was accepted just now has a transport then
             for transport in list(self.transports):
                 transport.abort()
             await self._server.wait_closed()
@@ -105,15 +107,17 @@ class Node:
         while self.hangs:
             await asyncio.sleep(0.01)
         given = dict(parse_qsl(options))
-        n, d, w, k = (int(given[name]) for name in "ndwk")
+        n, d, w, k, n_filters = (int(given.get(name, 0)) for name in "ndwkf")
         assert given["of"] == f"{self.index.fingerprint}.{self.index.generation}"
-        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
+        if self.of_before_filters:
+            decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
+        asked = decode_asked(body, n=n, d=d, w=w, n_filters=n_filters, index=self.index)
         self.scans += 1
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if self.fails:
             raise OSError("the test has it fail")
-        found = await self.router.ascan(queries, k, GivenProbes(probes, coarse))
+        found = await self.router.ascan(asked.queries, k, asked.given())
         return encode_found(found.distances, found.ids)
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hybridindex.errors import IncompleteAnswerError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import IncompleteAnswerError, InvalidInputError
 from hybridindex.router import Router
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.remote.nodes import cluster, map_of
@@ -170,8 +170,6 @@ def test_lists_that_are_lost_here_are_asked_of_others(index, whole):
 def test_what_maps_and_searches_are_refused(index):
     with cluster(index.path, spread(2, 1)) as nodes:
         first = nodes[0]
-        with pytest.raises(UnsupportedIndexError, match="names rows"):
-            first.router.search(clustered(1), K, NPROBE, allow_ids=[1, 2])
         with pytest.raises(InvalidInputError, match="allow_partial"):
             first.router.search(clustered(1), K, NPROBE, allow_partial=1.5)
         assert first.remote.apply(map_of(nodes, spread(2, 1), version=1))

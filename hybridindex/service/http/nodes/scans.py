@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from hybridindex.router.batch.batch import GivenProbes
-from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.router.remote.scan_codec import AskedScan, decode_asked, encode_found
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import hold
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.intake.request_memory import Charge
-from hybridindex.types import F32
 
 __all__ = ["Scans", "other_generation"]
 
@@ -21,6 +20,9 @@ __all__ = ["Scans", "other_generation"]
 _MOST_ROWS, _MOST_WIDTH, _MOST_OPTIONS = 1 << 16, 1 << 20, 16
 #: Scans of no more work are made on the event loop where the engine is idle: handing them over takes as long.
 _SMALL_BYTES = 2 << 20
+#: Bytes of arrays whose filters are unpacked on the event loop.
+_SMALL_BODY = 1 << 16
+_OPTIONS = {"of", "n", "d", "w", "k", "f"}
 
 
 class Scans:
@@ -35,33 +37,41 @@ class Scans:
         """The arrays found, at once or later.
 
         Args:
-            options: ``of`` fingerprint and generation, ``n`` queries, ``d`` dimensions, ``w`` lists, ``k``.
-            body: as of :func:`decode_scan`.
+            options: ``of`` fingerprint and generation, ``n`` queries, ``d`` dimensions, ``w`` lists, ``k``, and maybe
+                ``f`` filters.
+            body: as of :func:`decode_asked`.
             charge: holds ``body``; takes what else there is.
 
         Raises:
             ProblemError: it is of another generation. BodyError, InvalidInputError: it is no scan. OverloadedError:
-                there is no memory. Later: NotHeldError: lists are not here.
+                there is no memory. Later: InvalidInputError: of filters; NotHeldError: lists are not here.
         """
         index = self._index
         given = dict(parse_qsl(options, keep_blank_values=True, max_num_fields=_MOST_OPTIONS))
+        if unknown := given.keys() - _OPTIONS:  # of a newer version: what it means must not be left out
+            raise BodyError(min(unknown)[:20], "is no option of a scan; expected of, n, d, w, k and f")
         if given.get("of") != self.of:
             raise other_generation(f"this node has {self.of}, and {given.get('of')} was asked")
         n, w = _count(given, "n", _MOST_ROWS), _count(given, "w", _MOST_WIDTH)
         d, k = _count(given, "d", index.scan_dim), _count(given, "k", self._service.config.limits.max_k)
         if d != index.scan_dim:
             raise BodyError("d", f"is {d}; expected {index.scan_dim}")
-        hold(charge, 2 * len(body) + 12 * n * (k + w))
-        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=index.nlist)
-        lists = GivenProbes(probes, coarse)
-        if int(index.list_bytes[probes[probes >= 0]].sum()) <= _SMALL_BYTES:
-            found = self._service.router.scan_directly(queries, k, lists)
+        n_filters = _count(given, "f", n) if "f" in given else 0
+        nbytes = 2 * len(body) + 12 * n * (k + w)
+        hold(charge, nbytes)
+        asked = decode_asked(body, n=n, d=d, w=w, n_filters=n_filters, index=index)
+        if asked.filters is not None:
+            hold(charge, nbytes + asked.filters.nbytes)
+        elif int(index.list_bytes[asked.probes[asked.probes >= 0]].sum()) <= _SMALL_BYTES:
+            found = self._service.router.scan_directly(asked.queries, k, asked.given())
             if found is not None:
                 return encode_found(found.distances, found.ids)
-        return self._later(queries, k, lists)
+        return self._later(asked, k, on_thread=asked.filters is not None and len(body) > _SMALL_BODY)
 
-    async def _later(self, queries: F32, k: int, lists: GivenProbes) -> bytes:
-        found = await self._service.router.ascan(queries, k, lists)
+    async def _later(self, asked: AskedScan, k: int, *, on_thread: bool) -> bytes:
+        """``on_thread``: its filters take long to unpack."""
+        given = await asyncio.to_thread(asked.given) if on_thread else asked.given()
+        found = await self._service.router.ascan(asked.queries, k, given)
         return encode_found(found.distances, found.ids)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,10 @@ import numpy.typing as npt
 
 from hybridindex.errors import HybridIndexError
 from hybridindex.index.share.ranges import mask_of
-from hybridindex.index.share.source import FolderSource
+from hybridindex.index.share.source import FILES, FolderSource
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.frames import CHANNEL_PATH, UPGRADE
-from hybridindex.router.remote.list_source import FILES, MOST_BYTES, MOST_LISTS
+from hybridindex.router.remote.list_source import MOST_BYTES, MOST_LISTS
 from hybridindex.service.auth import Keyring, Role
 from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
@@ -38,6 +39,8 @@ __all__ = ["PEER_PREFIX", "ClusterRoutes"]
 #: Of their paths.
 PEER_PREFIX = "/v1/cluster/"
 _BYTES, _JSON = b"application/octet-stream", b"application/json"
+#: Bytes of a scan's arrays. Filters make them many, and their memory is taken from the budget of requests.
+_MOST_SCAN = 1 << 28
 
 
 class ClusterRoutes:
@@ -88,7 +91,7 @@ class ClusterRoutes:
         channel = ScanChannel(
             self._scans,
             lambda: self._service.memory.open(caller),
-            self._service.config.limits,
+            replace(self._service.config.limits, max_body_bytes=_MOST_SCAN),
             is_allowed=is_allowed,
             on_answer=partial(self._metrics.count_response, f"{PEER_PREFIX}scan"),
         )
@@ -149,7 +152,7 @@ class ClusterRoutes:
 
     async def _file(self, scope: Scope, _receive: Receive, send: Send) -> None:
         name = scope["path"].rpartition("/")[2]
-        content = await asyncio.to_thread(lambda: FolderSource(self._index.path).files()[name])
+        content = await asyncio.to_thread(lambda: FolderSource(self._index.path).file(name))
         hold(scope[CHARGE], len(content))
         await _answer(send, content, _BYTES)
 
