@@ -12,7 +12,9 @@ from hybridindex.types import DEFAULT_HEADROOM
 
 __all__ = [
     "WHAT_IF",
+    "AllowIds",
     "Budget",
+    "DenyIds",
     "Devices",
     "IndexPath",
     "Json",
@@ -29,12 +31,28 @@ __all__ = [
     "StoreUrl",
     "Threads",
     "WhatIfOptions",
+    "Where",
 ]
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
     Path,
     typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d); or .fvecs, .bvecs.", show_default=False),
+]
+AllowIds = Annotated[
+    Path | None,
+    typer.Option(
+        "--allow-ids",
+        metavar="FILE",
+        help="Ids that may be answered: a .npy file of integers, or a text with one on each line.",
+    ),
+]
+DenyIds = Annotated[
+    Path | None, typer.Option("--deny-ids", metavar="FILE", help="Ids that may not be answered; likewise.")
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", help="A condition on attributes, as \"lang = 'en' AND year >= 2020\": docs/filters.md."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 Nprobe = Annotated[

@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
-from hybridindex.client.messages import error_of
+from hybridindex.answer_codec import decode_answer
+from hybridindex.client.messages import Call, error_of, search_call
 from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
 from hybridindex.errors import (
     HybridIndexError,
@@ -38,13 +38,24 @@ _MARGIN_BYTES = 1 << 16
 _REFRESH_S = 2.0
 
 
+class _Node(Peer):
+    """One that answers searches. Everything on the loop's thread."""
+
+    def search(self, call: Call[SearchResult], exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
+        """As :meth:`ask`."""
+        self._waiting.add(on_down)
+        target = f"{call.path}?{urlencode(call.params)}" if call.params else call.path
+        kind, accept = call.headers["content-type"], call.headers["accept"]
+        self._connections.request("POST", target, call.content, exchange, kind=kind, accept=accept)
+
+
 class _Search:
     """One call, until a node has answered it. Everything on the loop's thread."""
 
-    def __init__(self, router: ClusterRouter, target: str, body: bytes, most_bytes: int, limit_s: float) -> None:
+    def __init__(self, router: ClusterRouter, call: Call[SearchResult], most_bytes: int, limit_s: float) -> None:
         self.future: Future[SearchResult] = Future()
-        self._router, self._target, self._body, self._most = router, target, body, most_bytes
-        self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
+        self._router, self._call, self._most = router, call, most_bytes
+        self._asked: dict[str, tuple[_Node, Exchange, float, Callable[[Exception], None]]] = {}
         self._tried: set[str] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None
@@ -71,8 +82,8 @@ class _Search:
         self._asked[name] = (peer, exchange, loop.time(), on_down)
         peer.n_asked += 1
         peer.n_open += 1
-        self._timers.append(loop.call_later(peer.tail.limit_s(len(self._body)), self._is_late, name))
-        peer.ask(self._target, self._body, exchange, on_down, accept=ANSWER_TYPE)
+        self._timers.append(loop.call_later(peer.tail.limit_s(len(self._call.content)), self._is_late, name))
+        peer.search(self._call, exchange, on_down)
 
     def _is_late(self, name: str) -> None:
         if name not in self._asked:
@@ -100,7 +111,7 @@ class _Search:
             except InvalidInputError as wrong:
                 problem = ServiceError(f"the answer of {name} cannot be read: {wrong}")
             else:
-                peer.tail.observe(len(self._body), self._router.loop.time() - began_s)
+                peer.tail.observe(len(self._call.content), self._router.loop.time() - began_s)
                 self._settle(result)
                 return
         peer.n_failed += 1
@@ -162,7 +173,7 @@ class ClusterRouter:
         self._key, self._tls = key, tls
         self.hedges = HedgeBudget()
         self._searches: set[_Search] = set()
-        self._peers: list[Peer] = []
+        self._peers: list[_Node] = []
         self._turn = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -181,7 +192,7 @@ class ClusterRouter:
         self._peers = []
         for name, url in nodes.items():
             peer = known.pop((name, url)) if (name, url) in known else None
-            self._peers.append(peer or Peer(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
+            self._peers.append(peer or _Node(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
         for peer in known.values():
             peer.close()
 
@@ -207,7 +218,7 @@ class ClusterRouter:
             except (TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
                 exchange.cancel()
 
-    def choose(self, tried: set[str]) -> Peer | None:
+    def choose(self, tried: set[str]) -> _Node | None:
         """The node to ask next; None: there is none left. Late and down ones only where no other is."""
         left = [peer for peer in self._peers if peer.node.name not in tried]
         if not left:
@@ -238,6 +249,9 @@ class ClusterRouter:
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         allow_partial: float | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
     ) -> SearchResult:
         """The k nearest vectors of each query among its ``nprobe`` nearest lists, wherever these are.
 
@@ -249,13 +263,24 @@ class ClusterRouter:
                 ``min_nprobe``.
             allow_partial: the least fraction of each query's work (0 < x <= 1) that an answer may rest on where nodes
                 are away or late; ``coverage`` of the answer says how much was done. None: all of it, or an error.
+            allow_ids, deny_ids: (m,) integers, the ids that may be answered, and that may not; default all, and none.
+            where: a condition on attributes, as ``lang = 'en' AND year >= 2020``. With any of the three, as many lists
+                are probed as hold as many of the rows that are left as ``nprobe`` lists have rows.
 
         Raises:
             InvalidInputError: names the argument. UnreachableError: no node answers. IncompleteAnswerError: less was
             scanned than is allowed. RouterClosedError: after :meth:`close`.
         """
         return self.submit(
-            queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, allow_partial=allow_partial
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            allow_partial=allow_partial,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
         ).result()
 
     def submit(
@@ -267,22 +292,36 @@ class ClusterRouter:
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         allow_partial: float | None = None,
+        allow_ids: Any = None,
+        deny_ids: Any = None,
+        where: str | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting."""
         params = SearchParams(
-            k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, allow_partial=allow_partial
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            allow_partial=allow_partial,
+            allow_ids=allow_ids,
+            deny_ids=deny_ids,
+            where=where,
         )
         asked = self._checked(queries)
-        options: dict[str, Any] = {"k": params.k, "n": len(asked), "d": self.dim}
-        if params.nprobe is not None:
-            options["nprobe"] = params.nprobe
-        if params.deadline_ms is not None:
-            options |= {"deadline_ms": params.deadline_ms, "min_nprobe": params.min_nprobe}
-        if params.allow_partial is not None:
-            options["allow_partial"] = params.allow_partial
-        body = asked.astype("<f4", copy=False).tobytes()
+        call = search_call(
+            asked,
+            None,
+            k=params.k,
+            nprobe=params.nprobe,
+            deadline_ms=params.deadline_ms,
+            min_nprobe=None if params.deadline_ms is None else params.min_nprobe,
+            allow_partial=params.allow_partial,
+            allow_ids=params.allow_ids,
+            deny_ids=params.deny_ids,
+            where=params.where,
+        )
         most = _MARGIN_BYTES + len(asked) * (12 * params.k + 12)
-        search = _Search(self, f"/v1/search?{urlencode(options)}", body, most, self._timeout_s)
+        search = _Search(self, call, most, self._timeout_s)
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router of the cluster is closed")

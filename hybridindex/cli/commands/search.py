@@ -13,7 +13,7 @@ import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.cli.console import emit, err, load_ids, load_npy
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
+from hybridindex.cli.options import AllowIds, DenyIds, IndexPath, MachineOptions, QueriesPath, SearchOptions, Where
 from hybridindex.cli.routers import choose_plan, open_router
 
 __all__ = ["register"]
@@ -29,21 +29,9 @@ def register(app: typer.Typer) -> None:
         queries: QueriesPath,
         *,
         asked: SearchOptions,
-        allow_ids: Annotated[
-            Path | None,
-            typer.Option(
-                "--allow-ids",
-                metavar="FILE",
-                help="Ids that may be answered: a .npy file of integers, or a text with one on each line.",
-            ),
-        ] = None,
-        deny_ids: Annotated[
-            Path | None, typer.Option("--deny-ids", metavar="FILE", help="Ids that may not be answered; likewise.")
-        ] = None,
-        where: Annotated[
-            str | None,
-            typer.Option(help="A condition on attributes, as \"lang = 'en' AND year >= 2020\": docs/filters.md."),
-        ] = None,
+        allow_ids: AllowIds = None,
+        deny_ids: DenyIds = None,
+        where: Where = None,
         output: Annotated[
             Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write ids and distances here.")
         ] = None,

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from hybridindex.cli.console import CliProgress, emit, err, load_npy, out, parse_bytes, readable_bytes
+from hybridindex.cli.console import CliProgress, emit, err, load_ids, load_npy, out, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, Json, Key, Nprobe
+from hybridindex.cli.options import AllowIds, DenyIds, IndexPath, Json, Key, Nprobe, Where
 from hybridindex.cluster import ClusterRequest, NodeOptions, connect, plan_nodes, start
 from hybridindex.cluster import stop as stop_cluster
 
@@ -204,6 +204,9 @@ def register(app: typer.Typer) -> None:
             float | None,
             typer.Option("--allow-partial", help="Least part of a query's work that an answer may rest on, 0..1."),
         ] = None,
+        allow_ids: AllowIds = None,
+        deny_ids: DenyIds = None,
+        where: Where = None,
         address: Annotated[
             str, typer.Option("--address", help="Of Ray, or http(s)://host:port of any node: that needs no Ray.")
         ] = "auto",
@@ -214,8 +217,12 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Search a cluster, for trying things."""
         asked = load_npy(queries, "queries")
+        allowed = None if allow_ids is None else load_ids(allow_ids, "--allow-ids")
+        denied = None if deny_ids is None else load_ids(deny_ids, "--deny-ids")
         with connect(index, address=address, key=key, ca=ca, folder=state) as cluster, cluster.router() as router:
-            found = router.search(asked, k, nprobe, allow_partial=allow_partial)
+            found = router.search(
+                asked, k, nprobe, allow_partial=allow_partial, allow_ids=allowed, deny_ids=denied, where=where
+            )
         payload: dict[str, Any] = {
             "ids": found.ids.tolist(),
             "distances": found.distances.tolist(),
