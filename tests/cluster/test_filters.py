@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+import socket
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hybridindex.cluster.node_process import NodeProcess
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.filters.write_attributes import write_attributes
 from hybridindex.router import Router
+from hybridindex.router.remote.frames import ASK, CHANNEL_PATH, REFUSAL, UPGRADE, FrameReader, frame
 from tests.cluster.searches import NPROBE, K, same, wait_until
 from tests.cluster.test_manager import KEY, running, spec_of
 from tests.clustered import clustered, share_of_ids, small_index
@@ -95,24 +95,45 @@ def test_a_node_that_starts_again_has_the_attributes_that_the_index_has_now(inde
         assert (found.ids >= 0).sum() == 5 * min(50, (later == 2001).sum())
 
 
-def test_options_of_a_scan_that_a_node_does_not_know_are_refused(index, tmp_path):
+def refusal(url: str, options: str, nbytes: int) -> tuple[int, str]:
+    """Status and detail of what a node says to a scan."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    told: list[tuple[int, int, bytes]] = []
+    reader = FrameReader(lambda *_: True, lambda kind, _, extra, payload: told.append((kind, extra, bytes(payload))))
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = f"GET {CHANNEL_PATH} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {KEY}\r\nconnection: upgrade\r\n"
+        connection.sendall(f"{head}upgrade: {UPGRADE}\r\n\r\n".encode())
+        came = b""
+        while b"\r\n\r\n" not in came:
+            came += connection.recv(1 << 16)
+        connection.sendall(frame(ASK, 1, options.encode(), bytes(nbytes), extra=len(options)))
+        reader.feed(came.partition(b"\r\n\r\n")[2])
+        while not told:
+            reader.feed(connection.recv(1 << 16))
+    [(kind, status, payload)] = told
+    assert kind == REFUSAL
+    return status, json.loads(payload)["detail"]
+
+
+def test_scans_with_wrong_filters_or_options_that_a_node_does_not_know_are_refused(index, tmp_path):
     node = NodeProcess(spec_of(index, tmp_path, 0, 1 << 30))
     try:
-        of = f"{index.fingerprint}.{index.generation}"
-
-        def refused(options: str, nbytes: int) -> str:
-            url = f"{node.url}/v1/cluster/scan?of={of}&n=1&d={index.scan_dim}&w=1&k=1{options}"
-            asked = Request(url, data=bytes(nbytes), headers={"authorization": f"Bearer {KEY}"}, method="POST")
-            with pytest.raises(HTTPError) as failed:
-                urlopen(asked, timeout=20)
-            assert failed.value.code == 400
-            return json.loads(failed.value.read())["detail"]
-
+        plain = f"of={index.fingerprint}.{index.generation}&n=1&d={index.scan_dim}&w=1&k=1"
         arrays = 4 * (index.scan_dim + 2)
+
+        def refused(more: str, nbytes: int) -> str:
+            status, detail = refusal(node.url, plain + more, nbytes)
+            assert status == 400
+            return detail
+
         assert "filter is no option of a scan" in refused("&filter=1", arrays)
         for wrong in ("0", "2", "-1", "x", ""):
             assert "f is" in refused(f"&f={wrong}", arrays)
         assert "bytes of filters" in refused("&f=1", arrays)
         assert "the body has" in refused("", arrays + 32)
+        # Of list 0, whose filter has no lists.
+        assert "of which its filters say nothing" in refused("&f=1", arrays + 4 + 24)
+        status, detail = refusal(node.url, plain.replace(".1&", ".2&"), arrays)
+        assert (status, f"{index.fingerprint}.2 was asked" in detail) == (409, True)
     finally:
         node.close()
