@@ -25,7 +25,7 @@ from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, find_instead, scan_added
-from hybridindex.router.batch.batch import Batch, GivenProbes, Request, RowsAt, given_probes
+from hybridindex.router.batch.batch import Batch, GivenProbes, Request, RowsAt, by_kind, given_probes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.parts import RouterParts
@@ -274,16 +274,10 @@ class Engine:
 
     def _execute(self, requests: list[Request]) -> None:
         """Never raises; takes the token of one batch."""
-        filtered = [request for request in requests if request.one_by_one]
+        plain, given, masked, filtered = by_kind(requests)
         slot: Slot | None = Slot(self._slots)
-        given = [request for request in requests if request.given is not None]
-        if filtered or given:
-            requests = [request for request in requests if not request.one_by_one and request.given is None]
-        # With filters, in a batch of their own.
-        masked = [request for request in given if request.given is not None and request.given.masks is not None]
-        given = [request for request in given if request not in masked] if masked else given
         # Devices scan meanwhile.
-        for batch, start in ((requests, self._start), (given, self._start_given), (masked, self._start_given)):
+        for batch, start in ((plain, self._start), (given, self._start_given), (masked, self._start_given)):
             if batch:
                 self._execute_batch(batch, slot or self._next_slot(), start)
                 slot = None
@@ -295,22 +289,15 @@ class Engine:
         return Slot(self._slots)
 
     def _execute_filtered(self, requests: Sequence[Request], slot: Slot | None) -> None:
-        """What devices have a part of goes to them first. ``slot``: of a batch; None: one is waited for."""
+        """What devices or other nodes have a part of goes first. ``slot``: of a batch; None: one is waited for."""
         clock = BatchClock()
         list_device = self.health.list_device(self._residency.current)
-        groups = self._filtered.choose(requests, clock, list_device)
-        shared = self._filtered.for_devices(groups, list_device)
-        rest = [group for group in groups if group not in shared]
-        batches = [(shared, True)]
-        if self._remote is not None:
-            # Other nodes may scan a part.
-            batches, rest = [(shared, True), (rest, False)], []
-        for some, on_devices in batches:
-            if some:
-                start = partial(self._start_masked, some, clock, on_devices)
-                requests = [request for group in some for request in group.requests]
-                self._execute_batch(requests, slot or self._next_slot(), start)
-                slot, clock = None, BatchClock()
+        batches, rest = self._filtered.batches(self._filtered.choose(requests, clock, list_device), list_device)
+        for groups, on_devices in batches:
+            start = partial(self._start_masked, groups, clock, on_devices)
+            requests = [request for group in groups for request in group.requests]
+            self._execute_batch(requests, slot or self._next_slot(), start)
+            slot, clock = None, BatchClock()
         if slot is not None:
             slot.give_back()
         for group in rest:

@@ -34,7 +34,7 @@ __all__ = ["FilteredSearches", "Group"]
 
 _log = logging.getLogger(__name__)
 
-#: Queries times lists of one group at most.
+#: Queries times lists of one request's piece, and of a batch, at most.
 _MOST_CELLS = 1 << 22
 #: Share of the rows from which on devices scan whole lists for a filter. They read so many times as many bytes as the
 #: host compares, and no more times faster.
@@ -86,6 +86,19 @@ def _stacked(groups: Sequence[Group]) -> tuple[I64, F32]:
     probes = [np.pad(probes, pad, constant_values=-1) for (probes, _), pad in zip(parts, pads, strict=True)]
     coarse = [np.pad(coarse, pad) for (_, coarse), pad in zip(parts, pads, strict=True)]
     return np.concatenate(probes), np.concatenate(coarse)
+
+
+def _packed(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """So many groups at a time as their lists may take together."""
+    some, n, width = list[Group](), 0, 0
+    for group in groups:
+        more, w = len(group.queries), group.chosen.probes.shape[1]
+        if some and (n + more) * max(width, w) > _MOST_CELLS:
+            yield some
+            some, n, width = [], 0, 0
+        some, n, width = [*some, group], n + more, max(width, w)
+    if some:
+        yield some
 
 
 def _masks_of(groups: Sequence[Group]) -> RowMasks:
@@ -141,8 +154,9 @@ class FilteredSearches:
                 continue
             for made in pieces:
                 (piece,) = made.requests
-                # A deadline is one request's.
-                key = id(piece) if piece.deadline_s is not None else (id(made.wanted), piece.nprobe, made.k)
+                # A deadline is one request's; and batches are made of groups that are not too large.
+                alone = piece.deadline_s is not None or self._one_of_several
+                key = id(piece) if alone else (id(made.wanted), piece.nprobe, made.k)
                 known = groups.setdefault(key, made)
                 if known is not made:
                     known.requests.append(piece)
@@ -238,8 +252,20 @@ class FilteredSearches:
         if refused:
             group.leave_out(refused)
 
-    def for_devices(self, groups: Sequence[Group], list_device: npt.NDArray[np.int16]) -> list[Group]:
-        """Those of which devices scan a part, by who scans each list."""
+    def batches(
+        self, groups: Sequence[Group], list_device: npt.NDArray[np.int16]
+    ) -> tuple[list[tuple[list[Group], bool]], list[Group]]:
+        """Groups that share a batch, of which devices or other nodes may scan a part, and whether devices do; and the
+        rest, each of which is answered here alone. ``list_device``: who scans each list."""
+        shared = self._for_devices(groups, list_device)
+        rest = [group for group in groups if group not in shared]
+        found = [(some, True) for some in _packed(shared)]
+        if not self._one_of_several:
+            return found, rest
+        return found + [(some, False) for some in _packed(rest)], []
+
+    def _for_devices(self, groups: Sequence[Group], list_device: npt.NDArray[np.int16]) -> list[Group]:
+        """Those of which devices scan a part."""
         if not self._parts.paged or self._index.rabitq is not None:
             return []
         return [group for group in groups if self._takes_devices(group) and self._any_there(group, list_device)]

@@ -34,7 +34,7 @@ from hybridindex.router.batch.stages import BatchClock, BatchReport
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "GivenProbes", "Request", "RowsAt", "given_probes"]
+__all__ = ["Batch", "GivenProbes", "Request", "RowsAt", "by_kind", "given_probes"]
 
 _log = logging.getLogger(__name__)
 
@@ -530,6 +530,16 @@ class Batch:
             self._failed, self._error = True, error
             # Before begin(), nobody has an answer.
             return [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
+
+
+def by_kind(requests: Sequence[Request]) -> tuple[list[Request], list[Request], list[Request], list[Request]]:
+    """Those that probe what is nearest; those that say their lists, without and with filters; and those whose rows are
+    chosen one by one. No batch has two kinds."""
+    kinds: tuple[list[Request], list[Request], list[Request], list[Request]] = ([], [], [], [])
+    for request in requests:
+        said = 0 if request.given is None else 1 if request.given.masks is None else 2
+        kinds[3 if request.one_by_one else said].append(request)
+    return kinds
 
 
 def given_probes(batch: Batch) -> tuple[I64, F32]:

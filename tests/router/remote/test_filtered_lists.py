@@ -10,7 +10,7 @@ import pytest
 
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError
 from hybridindex.index.filters.write_attributes import write_attributes
-from hybridindex.router import Router
+from hybridindex.router import Router, filtered
 from hybridindex.router.remote import remote_lists
 from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
 from tests.oracle import TOLERANCE, candidate_distances
@@ -149,6 +149,16 @@ def test_filters_of_many_bytes_are_sent_in_several_scans(index, whole, monkeypat
         queries, given = clustered(9, seed=1), {"allow_ids": share_of_ids(0.5)}
         same(nodes[0].router.search(queries, K, NPROBE, **given), whole.search(queries, K, NPROBE, **given))
         assert nodes[1].scans > 2
+
+
+def test_many_queries_are_searched_in_batches_that_have_room(index, whole, monkeypatch):
+    monkeypatch.setattr(filtered, "_MOST_CELLS", 8 * NLIST)
+    with cluster(index.path, placed(2, 1, 3)) as nodes:
+        # All rows of the first are compared, whatever is near.
+        for given in ({"allow_ids": share_of_ids(0.02)}, {"where": "year >= 2020"}):
+            queries = clustered(50, seed=1)
+            same(nodes[0].router.search(queries, K, NPROBE, **given), whole.search(queries, K, NPROBE, **given))
+        assert nodes[1].scans > 2 * 50 // 8
 
 
 @pytest.mark.parametrize("how", ["goes away", "hangs", "fails", "is slow"])
