@@ -85,15 +85,15 @@ class NodeProcess:
     def _make_share(self) -> None:
         """The share of an earlier start, where it is of the same generation, with the attributes that the index has
         now; else a new one."""
-        wanted = read_manifest(self._spec.index)
+        wanted, found = read_manifest(self._spec.index), None
         if filesystem.is_dir(self._share):
             try:
                 found = read_manifest(self._share)
-                if (found.fingerprint, found.generation) == (wanted.fingerprint, wanted.generation):
-                    renew_share(self._share, FolderSource(self._spec.index))
-                    return
             except HybridIndexError as error:
                 _log.warning("the share of an earlier start is not used: %s", error)
+            if found is not None and found == wanted:
+                renew_share(self._share, FolderSource(self._spec.index))
+                return
             filesystem.remove_tree(self._share)
         create_share(self._share, FolderSource(self._spec.index))
 

@@ -7,6 +7,7 @@ digests of single lists prove them. Attributes are those that the index had when
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from hybridindex.index.storage.manifest import IDS_FILE, Manifest
 from hybridindex.types import I64
 
 __all__ = ["attribute_files", "prove_ids", "put_attributes", "read_ids"]
+
+_log = logging.getLogger(__name__)
 
 
 def prove_ids(raw: bytes, spans: I64, digests: U64, where: str) -> I64:
@@ -66,7 +69,7 @@ def read_ids(folder: Path, spans: I64, digests: U64) -> I64:
 
 def attribute_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     """``attributes.json`` and the file that it names, of the index or share in the folder of a generation; nothing
-    where it has no attributes, or damaged ones.
+    where it has no attributes, or damaged ones, which the log says.
 
     Raises:
         UnreadableIndexError: they cannot be read.
@@ -75,9 +78,13 @@ def attribute_files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     if stored is None:
         return {}
     try:
-        return {SPEC_FILE: render_spec(stored.spec), stored.spec.file: filesystem.read_bytes(stored.path)}
+        content = filesystem.read_bytes(stored.path)
     except FileError as error:
         raise unreadable(error, folder) from error
+    if digest_bytes(content) != stored.spec.file_xxh3_128:
+        _log.warning("%s differs from its checksum in %s: shares get no attributes", stored.path, SPEC_FILE)
+        return {}
+    return {SPEC_FILE: render_spec(stored.spec), stored.spec.file: content}
 
 
 def put_attributes(path: Path, folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:

@@ -35,7 +35,7 @@ from hybridindex.errors import (
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.share.beside import prove_ids, put_attributes, read_ids
 from hybridindex.index.share.record import read_held, render_held
-from hybridindex.index.share.source import FILES, ListSource
+from hybridindex.index.share.source import FILES, FolderSource, ListSource
 from hybridindex.index.storage.additions import adding_to_generation
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.index.storage.generation import GenerationWriter, as_path, read_current
@@ -110,28 +110,29 @@ def create_share(path: str | Path, source: ListSource) -> None:
         put_attributes(writer.path, writer.directory, manifest, files)
 
 
-def renew_share(path: str | Path, source: ListSource) -> None:
-    """Gives a share that nobody has open the attributes that the index has now, and ids where it has none or damaged
+def renew_share(path: str | Path, source: FolderSource) -> None:
+    """Gives a share that nobody has open the attributes that its index has now, and ids where it has none or damaged
     ones. Lists stay as they are.
 
     Raises:
-        CorruptIndexError: the source gives other bytes than its files say. InvalidInputError: ``path`` holds no share.
+        InvalidInputError: ``path`` holds no share of the index.
+        CorruptIndexError: the index has other ids than its digests say. UnreadableIndexError: a file cannot be read.
         BuildError: another process is writing. DiskFullError: no room.
     """
-    folder = read_current(as_path(path))
-    manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
-    files = source.files()
+    folder, raw = read_current(as_path(path)), source.file(MANIFEST_FILE)
+    manifest = parse_manifest(raw, f"{MANIFEST_FILE} of the source")
     digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
-    if digests is None or files.get(MANIFEST_FILE) != filesystem.read_bytes(folder / MANIFEST_FILE):
+    if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
         raise InvalidInputError(f"{path} is no share of the index of the source")
     spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
     try:
         read_ids(folder, spans, digests)
     except CorruptIndexError:
-        prove_ids(files[IDS_FILE], spans, digests, f"{IDS_FILE} of the source")
+        ids = source.file(IDS_FILE)
+        prove_ids(ids, spans, digests, f"{IDS_FILE} of the source")
         with adding_to_generation(folder.parent, folder):
-            filesystem.replace_file(folder / IDS_FILE, files[IDS_FILE])
-    put_attributes(folder.parent, folder, manifest, files)
+            filesystem.replace_file(folder / IDS_FILE, ids)
+    put_attributes(folder.parent, folder, manifest, source.attributes())
 
 
 class Share:

@@ -81,7 +81,15 @@ class FolderSource:
                 f"rows of {folder.parent} were added or deleted since its lists were written, which a share would not "
                 f"know; compact it first: hybridindex compact {folder.parent}"
             )
-        return {**{name: self.file(name) for name in FILES}, **attribute_files(folder, manifest)}
+        return {**{name: self.file(name) for name in FILES}, **self.attributes()}
+
+    def attributes(self) -> dict[str, bytes]:
+        """``attributes.json`` and the file that it names; nothing where there are no attributes, or damaged ones.
+
+        Raises:
+            UnreadableIndexError: they cannot be read.
+        """
+        return attribute_files(self._folder, self._manifest)
 
     def file(self, name: str) -> bytes:
         """One of :data:`FILES`, as :meth:`files` gives it.

@@ -7,6 +7,7 @@ import pytest
 
 from hybridindex.errors import CorruptIndexError, InvalidInputError, NotHeldError
 from hybridindex.index import open_index
+from hybridindex.index.changes.write import delete
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.filters.row_numbers import row_numbers
 from hybridindex.index.filters.write_attributes import remove_attributes, write_attributes
@@ -140,6 +141,25 @@ def test_attributes_follow_those_of_the_index(whole, tmp_path):
     assert not list(folder.glob("attributes*"))
     with open_index(path) as share, pytest.raises(InvalidInputError, match="has no attributes"):
         RowFilters(share).make(None, None, WHERE)
+
+
+def test_damaged_attributes_of_the_index_cost_a_share_nothing_else(whole, tmp_path, caplog):
+    create_share(tmp_path / "before", FolderSource(whole.path))
+    damage(next((whole.path / "gen-000001").glob("attributes-*")))
+    create_share(tmp_path / "after", FolderSource(whole.path))
+    renew_share(tmp_path / "before", FolderSource(whole.path))
+    assert "shares get no attributes" in caplog.text
+    for name in ("before", "after"):
+        with open_index(tmp_path / name) as share:
+            assert share.attributes is None
+            assert RowFilters(share).make(share_of_ids(0.1), None).total == len(share_of_ids(0.1))
+
+
+def test_a_share_is_renewed_whose_index_has_changed_rows(whole, tmp_path):
+    create_share(tmp_path / "share", FolderSource(whole.path))
+    delete(whole, [1])
+    renew_share(tmp_path / "share", FolderSource(whole.path))
+    verify(tmp_path / "share")
 
 
 def test_only_a_share_of_the_same_index_is_renewed(whole, tmp_path):
