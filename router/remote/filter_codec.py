@@ -84,11 +84,11 @@ def encode_filters(masks: RowMasks, probes: I64) -> SentFilters:
 def _rows_of(wanted: RowFilter, lists: I64) -> tuple[I64, int]:
     """(m,) int64 numbers of the rows that a filter leaves of some lists, ascending; and how many rows these have."""
     first = np.concatenate([[0], np.cumsum(np.diff(wanted.first)[lists])])
-    positions = np.empty((1, int(wanted.counts[lists].sum())), dtype=np.int64)
+    counts = wanted.counts[lists]
+    positions = np.empty((1, int(counts.sum())), dtype=np.int64)
     matching_rows(wanted.mask, wanted.first, lists[None], positions)
-    found = positions[0]
-    at = np.searchsorted(lists, found >> POSITION_BITS)
-    return first[at] + (found & ((1 << POSITION_BITS) - 1)), int(first[-1])
+    # In the order of the lists: from the place in a list to that among all of them.
+    return positions[0] - np.repeat((lists << POSITION_BITS) - first[:-1], counts), int(first[-1])
 
 
 def _bits(rows: I64, n_rows: int) -> bytes:
@@ -173,11 +173,11 @@ class _Received(NamedTuple):
         # Pages that nothing is written to take no memory.
         mask: U8 = np.zeros(-(-int(first[-1]) // 64) * 8, dtype=np.uint8)
         counts: I64 = np.zeros(index.nlist, dtype=np.int64)
+        moved = first[self.lists] - self.first[:-1]
         for rows in self._chunks():
-            at = np.searchsorted(self.first, rows, "right") - 1
-            _set(mask, rows - self.first[at] + first[self.lists[at]])
-            found, times = np.unique(at, return_counts=True)
-            counts[self.lists[found]] += times
+            times = np.diff(np.searchsorted(rows, self.first))
+            counts[self.lists] += times
+            _set(mask, rows + np.repeat(moved, times))
         return RowFilter(
             allowed=None,
             denied=None,
@@ -198,7 +198,8 @@ class _Received(NamedTuple):
         for at in range(0, len(self.content), step):
             part = self.content[at : at + step]
             if self.is_bits:
-                rows = np.flatnonzero(np.unpackbits(np.frombuffer(part, dtype=np.uint8), bitorder="little")) + 8 * at
+                bits = np.unpackbits(np.frombuffer(part, dtype=np.uint8), bitorder="little")
+                rows = np.flatnonzero(bits.view(np.bool_)) + 8 * at
             else:
                 rows = np.frombuffer(part, dtype="<u4").astype(np.int64)
             if not len(rows):

@@ -3,6 +3,7 @@ and whoever is away."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError
 from hybridindex.index.filters.write_attributes import write_attributes
+from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router, filtered
 from hybridindex.router.remote import remote_lists
 from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
@@ -228,6 +230,30 @@ def test_lists_that_are_lost_here_are_asked_of_others(index, whole):
             given, queries = chosen(seed)[0], clustered(9, seed=seed)
             same(first.router.search(queries, K, NLIST, **given), whole.search(queries, K, NLIST, **given))
         assert nodes[1].scans
+
+
+def test_lists_come_and_go_while_searches_with_filters_go_on(index, whole):
+    with cluster(index.path, placed(3, 3, 0)) as nodes, ThreadPoolExecutor(1) as pool:
+        moved, source, ending = nodes[0].index.share, FolderSource(index.path), threading.Event()
+
+        def move():
+            seed = 0
+            while not ending.is_set():
+                lists = np.random.default_rng(seed).choice(NLIST, 12, replace=False).tolist()
+                moved.drop(lists)
+                moved.hold(lists, source)
+                seed += 1
+            return seed
+
+        moving = pool.submit(move)
+        for seed in range(60):
+            (given, left), queries = chosen(seed), clustered(1 + seed % 5, seed=seed)
+            for node in nodes[:2]:
+                same(node.router.search(queries, K, NPROBE, **given), whole.search(queries, K, NPROBE, **given))
+            check_exact(index, queries, nodes[0].router.search(queries, K, NLIST, **given), left)
+        ending.set()
+        assert moving.result(60) > 3
+        assert nodes[1].scans + nodes[2].scans > 0
 
 
 def test_bad_filters_are_refused_as_on_one_machine(index):
