@@ -21,7 +21,7 @@ _MOST_ROWS, _MOST_WIDTH, _MOST_OPTIONS = 1 << 16, 1 << 20, 16
 #: Scans of no more work are made on the event loop where the engine is idle: handing them over takes as long.
 _SMALL_BYTES = 2 << 20
 #: Bytes of arrays whose filters are unpacked on the event loop.
-_SMALL_BODY = 1 << 16
+_SMALL_BODY = 1 << 13
 _OPTIONS = {"of", "n", "d", "w", "k", "f"}
 
 
