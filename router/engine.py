@@ -294,9 +294,8 @@ class Engine:
         list_device = self.health.list_device(self._residency.current)
         batches, rest = self._filtered.batches(self._filtered.choose(requests, clock, list_device), list_device)
         for groups, on_devices in batches:
-            start = partial(self._start_masked, groups, clock, on_devices)
-            requests = [request for group in groups for request in group.requests]
-            self._execute_batch(requests, slot or self._next_slot(), start)
+            own, start = [r for group in groups for r in group.requests], partial(self._start_masked, groups, clock)
+            self._execute_batch(own, slot or self._next_slot(), partial(start, on_devices))
             slot, clock = None, BatchClock()
         if slot is not None:
             slot.give_back()
@@ -389,9 +388,7 @@ class Engine:
             self._staying.limit_probes(batch, probes, list_device, not_here)
         if self._codes is not None:
             coarse = self._codes.centre_products(batch.queries, probes, coarse)
-        choice = None
-        if self._remote is not None and not_here is not None:
-            choice = self._remote.choose(probes, not_here)
+        choice = None if self._remote is None else self._remote.choose(probes, not_here)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s, choice)
         scan_added(batch, lambda: find_added(self._added, batch, probes))
         return batch, host_part, quantized_s
@@ -399,8 +396,7 @@ class Engine:
     def _start_given(
         self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None, float]:
-        """:meth:`_start` of requests that say their lists, all of which have to be here; with filters, the host scans
-        them."""
+        """:meth:`_start` of requests that say their lists, all of them here; with filters, the host scans them."""
         batch, chosen_s = self._batch_of(requests), time.perf_counter()
         probes, coarse = given_probes(batch)
         damaged = self._integrity.quarantined
@@ -436,9 +432,7 @@ class Engine:
         list_device = self.health.list_device(residency)
         if not on_devices:
             list_device = np.full_like(list_device, HOST)
-        choice, not_here = None, self._integrity.quarantined
-        if self._remote is not None and not_here is not None:
-            choice = self._remote.choose(probes, not_here)
+        choice = None if self._remote is None else self._remote.choose(probes, self._integrity.quarantined)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s, choice)
         scan_added(batch, lambda: self._filtered.find_added(groups, batch, probes))
         return batch, host_part, chosen_s

@@ -290,9 +290,9 @@ class RemoteLists:
 
     # For the engine
 
-    def choose(self, probes: I64, absent: npt.NDArray[np.bool_]) -> RemoteChoice | None:
-        """Who scans (n, p) probes; None: all are here. ``absent`` (nlist,): lists that nobody may scan here."""
-        if not (absent[probes] & (probes >= 0)).any():
+    def choose(self, probes: I64, absent: npt.NDArray[np.bool_] | None) -> RemoteChoice | None:
+        """Who scans (n, p) probes; None: all are here. ``absent``: (nlist,) lists that are not; None: all lists are."""
+        if absent is None or not (absent[probes] & (probes >= 0)).any():
             return None
         here = self._here
         if here is None or here[0] is not absent:
