@@ -68,7 +68,7 @@ def choose_nodes(
         return choose_nodes_reference(probes, here=here, holders=holders, usable=usable, load=load, turn=turn)
     found = np.empty(probes.shape, dtype=np.int16)
     places = _turns(max(1, usable.bit_length()))
-    to_do = None if load is None else np.ascontiguousarray(load, dtype=np.float64)
+    to_do = None if load is None or not usable else np.ascontiguousarray(load, dtype=np.float64)
     native.cover_probes(np.ascontiguousarray(probes), here, holders, usable, to_do, places, turn, found)
     return found
 

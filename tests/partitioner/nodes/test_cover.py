@@ -55,6 +55,12 @@ def test_the_kernel_chooses_as_the_reference_does(case, turn):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_without_other_nodes_nobody_is_asked():
+    nodes = {"holders": np.zeros(3, dtype=np.uint64), "usable": 0, "load": np.empty(0)}
+    found = choose_nodes(np.array([[0, 1, -1]]), here=np.array([True, False, False]), **nodes)
+    assert found.tolist() == [[HERE, NOBODY, HERE]]
+
+
 @pytest.mark.skipif(native is None, reason="the extension was not built")
 @pytest.mark.parametrize("wrong", [-2, 3])
 def test_what_is_no_list_is_refused(wrong):
