@@ -40,8 +40,8 @@ class Network:
     bytes_per_s: float = 4.8e9
     #: Engine time lost for each node that a batch asks, on the asking node (encoding, sending, merging; half of it
     #: before the question leaves, half after the answer came), and for each scan that others ask, on the asked one.
-    ask_s: float = 550e-6
-    serve_s: float = 550e-6
+    ask_s: float = 380e-6
+    serve_s: float = 380e-6
 
     def __post_init__(self) -> None:
         for name in ("hop_s", "ask_s", "serve_s"):
