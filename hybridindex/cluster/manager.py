@@ -390,7 +390,8 @@ class Manager:
         total = sum(int(self.access.list_bytes[missing].sum()) for missing in wanted.values())
         try:
             for name, missing in wanted.items():
-                self._nodes[name].calls.hold(missing, None if map_ is None else self._state.request.copy_bytes_per_s)
+                rate = None if map_ is None else self._state.request.copy_bytes_per_s
+                self._nodes[name].calls.hold(missing, rate, replace=True)
             self._wait_until_taken(wanted, total, progress)
         except HybridIndexError:
             self._undo(wanted)
@@ -432,6 +433,8 @@ class Manager:
     def _undo(self, wanted: dict[str, npt.NDArray[np.bool_]]) -> None:
         for name, missing in wanted.items():
             try:
+                # Others may be on their way still.
+                self._nodes[name].calls.hold(np.zeros_like(missing), None, replace=True)
                 self._nodes[name].calls.drop(missing)
             except HybridIndexError as error:
                 _log.warning("node %s keeps lists that it took for nothing: %s", name, error)

@@ -81,9 +81,16 @@ class NodeCalls:
         """
         self._ask("PUT", "map", map_.to_json().encode(), timeout_s)
 
-    def hold(self, lists: npt.NDArray[np.bool_], bytes_per_s: int | None, timeout_s: float = 10.0) -> None:
-        """Has the node begin to take lists. Raises as :meth:`apply`."""
-        body: dict[str, Any] = {"lists": ranges_of(lists)}
+    def hold(
+        self,
+        lists: npt.NDArray[np.bool_],
+        bytes_per_s: int | None,
+        timeout_s: float = 10.0,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Has the node begin to take lists; ``replace``: instead of those on their way. Raises as :meth:`apply`."""
+        body: dict[str, Any] = {"lists": ranges_of(lists), "replace": replace}
         if bytes_per_s is not None:
             body["bytes_per_s"] = bytes_per_s
         self._ask("POST", "hold", json.dumps(body).encode(), timeout_s)

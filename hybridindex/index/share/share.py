@@ -55,7 +55,7 @@ from hybridindex.index.storage.manifest import (
 from hybridindex.processes import KeptLock
 from hybridindex.types import I64
 
-__all__ = ["Share", "create_share", "renew_share"]
+__all__ = ["HoldProgress", "Share", "create_share", "renew_share"]
 
 _PAGE = mmap.PAGESIZE
 #: In the folder of the generation; held by who changes the share.

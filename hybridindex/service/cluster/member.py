@@ -28,7 +28,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.share.ranges import ranges_of
-from hybridindex.index.share.share import Share
+from hybridindex.index.share.share import HoldProgress, Share
 from hybridindex.index.share.source import FolderSource, ListSource
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.list_source import PeerSource
@@ -51,6 +51,8 @@ class _Holding:
 
     def __init__(self, lists: Sequence[int], nbytes: int) -> None:
         self.stop = threading.Event()
+        #: It has no lists: it waits for the end of the one before.
+        self.only_ends = not lists
         self.lists_left, self.bytes_left = len(lists), nbytes
         self.error = ""
         self.running = True
@@ -145,19 +147,26 @@ class Member:
                 filesystem.replace_file(self._file, map_.to_json())
         return True
 
-    def hold(self, wanted: npt.NDArray[np.bool_], bytes_per_s: int | None) -> int:
+    def hold(self, wanted: npt.NDArray[np.bool_], bytes_per_s: int | None, *, replace: bool = False) -> int:
         """Begins to take lists (nlist,) bool from nodes that hold them, or from the whole index; how many.
+
+        Args:
+            replace: a job that goes on ends first, between two lists, and what it took is held. Without lists that is
+                all that is done.
 
         Raises:
             BuildError: another such job goes on.
         """
         lists = np.flatnonzero(wanted & ~self._share.held)
         with self._lock:
+            before = self._thread
             if self._holding is not None and self._holding.running:
-                raise BuildError("the node takes lists already; ask again when it has them")
+                if not replace:
+                    raise BuildError("the node takes lists already; ask again when it has them, or replace them")
+                self._holding.stop.set()
             self._holding = job = _Holding(lists.tolist(), int(self._nbytes(lists)))
             self._thread = threading.Thread(
-                target=self._take, args=(job, lists, bytes_per_s), name="hybridindex-hold", daemon=True
+                target=self._take, args=(job, lists, bytes_per_s, before), name="hybridindex-hold", daemon=True
             )
             self._thread.start()
         return len(lists)
@@ -166,23 +175,33 @@ class Member:
         spans = self._index.integrity.spans[lists]
         return int((spans[:, :, 1] - spans[:, :, 0]).sum())
 
-    def _take(self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None) -> None:
+    def _take(
+        self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None, before: threading.Thread | None
+    ) -> None:
+        if before is not None:
+            before.join()
         try:
             for start in range(0, len(lists), _AT_ONCE):
                 some = lists[start : start + _AT_ONCE]
-                self._take_some(job, some, bytes_per_s)
+                lists_after, bytes_after = job.lists_left - len(some), job.bytes_left - self._nbytes(some)
+
+                def told(lists_left: int, bytes_left: int, after: tuple[int, int] = (lists_after, bytes_after)) -> None:
+                    job.lists_left, job.bytes_left = after[0] + lists_left, after[1] + bytes_left
+
+                self._take_some(job, some, bytes_per_s, told)
                 if job.stop.is_set():
                     job.error = "it was ended"
                     return
-                job.lists_left -= len(some)
-                job.bytes_left -= self._nbytes(some)
+                told(0, 0)
         except Exception as error:  # noqa: BLE001 - the manager is told
             _log.exception("lists could not be taken")
             job.error = str(error)
         finally:
             job.running = False
 
-    def _take_some(self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None) -> None:
+    def _take_some(
+        self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None, told: HoldProgress
+    ) -> None:
         """From one source after the other, until all are there."""
         problem: HybridIndexError | None = None
         for source, has in self._sources():
@@ -190,7 +209,7 @@ class Member:
             if not left or job.stop.is_set():
                 continue
             try:
-                self._share.hold(left, source, bytes_per_s=bytes_per_s, stop=job.stop)
+                self._share.hold(left, source, bytes_per_s=bytes_per_s, progress=told, stop=job.stop)
             except HybridIndexError as error:
                 _log.warning("lists could not be taken from %s: %s", getattr(source, "url", "the whole index"), error)
                 problem = error
@@ -217,6 +236,10 @@ class Member:
         Raises:
             InvalidInputError: the map in force says that this node holds some.
         """
+        with self._lock:
+            job, thread = self._holding, self._thread
+        if job is not None and thread is not None and job.only_ends:
+            thread.join()  # it only ends another one, whose last lists come until then
         map_ = self.remote.map
         own = None if map_ is None else map_.index_of(self.remote.name)
         if map_ is not None and own is not None and (kept := np.flatnonzero(lists & map_.held_by(own))).size:
@@ -244,7 +267,8 @@ class Member:
 
     def close(self) -> None:
         """After the router."""
-        job, thread = self._holding, self._thread
+        with self._lock:
+            job, thread = self._holding, self._thread
         if job is not None and thread is not None:
             job.stop.set()
             thread.join()

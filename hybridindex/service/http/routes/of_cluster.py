@@ -120,11 +120,13 @@ class ClusterRoutes:
         await self._ping(scope, receive, send)
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = await self._object(scope, receive, {"lists", "bytes_per_s"})
-        bytes_per_s = given.get("bytes_per_s")
+        given = await self._object(scope, receive, {"lists", "bytes_per_s", "replace"})
+        bytes_per_s, again = given.get("bytes_per_s"), given.get("replace", False)
         if bytes_per_s is not None and (type(bytes_per_s) is not int or not 1 <= bytes_per_s <= 1 << 50):
             raise BodyError("bytes_per_s", f"is {bytes_per_s!r}; expected whole bytes above 0")
-        n = await asyncio.to_thread(self._member.hold, self._mask(given), bytes_per_s)
+        if type(again) is not bool:
+            raise BodyError("replace", f"is {again!r}; expected true or false")
+        n = await asyncio.to_thread(self._member.hold, self._mask(given), bytes_per_s, replace=again)
         await _answer(send, json.dumps({"lists": n}).encode(), _JSON, 202)
 
     async def _drop(self, scope: Scope, receive: Receive, send: Send) -> None:
