@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import numpy.typing as npt
 from hybridindex.cluster.access import Access, read_access
 from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
+from hybridindex.cluster.taking import Taking, side_by_side
+from hybridindex.cluster.watch import LOOK_S, Watch
 from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.partitioner.nodes.moves import moves, repair
@@ -33,8 +35,6 @@ __all__ = ["Manager", "Progress"]
 
 _log = logging.getLogger(__name__)
 
-#: Between two looks at a node, and for how long it may be silent. Together below a second.
-_LOOK_S, _SILENT_S = 0.2, 0.8
 #: Between two looks at lists on their way.
 _POLL_S = 0.2
 #: For nodes that are new to answer; and for a change that takes a moment to end.
@@ -42,21 +42,6 @@ _START_S, _MOMENT_S = 120.0, 5.0
 
 #: Told bytes that were copied so far, and of how many.
 Progress = Callable[[int, int], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """What is known of one node now."""
-
-    entry: NodeEntry
-    calls: NodeCalls
-    #: It answers, holds what the map says, and has the newest map.
-    up: bool = False
-    heard_s: float = field(default_factory=time.monotonic)
-    #: Version of the map that it has.
-    version: int = 0
-    thread: threading.Thread | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class Manager:
@@ -92,13 +77,16 @@ class Manager:
         self._lock = threading.RLock()
         #: Held by who changes the placement.
         self._changing = threading.Lock()
-        self._nodes: dict[str, _Node] = {}
+        #: In the order of the state's.
+        self._nodes: dict[str, Watch] = {}
         self._problem = ""
         self._event = threading.Event()
         self._stop = threading.Event()
-        self._down_since: dict[str, float] = {}
-        #: Who served when lists were copied last: until that changes, what memory was too short for stays too large.
-        self._repaired: tuple[bool, ...] | None = None
+        #: Who served, and who was away, when lists were copied last: until that changes, memory stays too short for
+        #: what it was too short for.
+        self._repaired: tuple[tuple[bool, ...], tuple[str, ...]] | None = None
+        #: No repair before; after one that failed.
+        self._not_before_s = 0.0
         self._thread = threading.Thread(target=self._run, name="hybridindex-manager", daemon=True)
         for entry in self._state.nodes:
             self._watch(entry)
@@ -120,9 +108,9 @@ class Manager:
             known = {entry.name: entry for entry in self._state.nodes}
             known |= {entry.name: replace(entry, drains=known[entry.name].drains) if entry.name in known else entry
                       for entry in entries}  # fmt: skip
-            self._save(nodes=tuple(known.values()))
             for entry in known.values():
                 self._watch(entry)
+            self._save(nodes=tuple(known.values()))
 
     def _watch(self, entry: NodeEntry) -> None:
         with self._lock:
@@ -131,68 +119,18 @@ class Manager:
                 before.entry = entry
                 return
             if before is not None:
-                before.stop.set()
-            node = _Node(entry, NodeCalls(entry.url, self._key, self._tls))
-            node.thread = threading.Thread(
-                target=self._look, args=(node,), name=f"hybridindex-watch-{entry.name}", daemon=True
-            )
-            self._nodes[entry.name] = node
-            node.thread.start()
+                before.stop(wait=False)
+            calls = NodeCalls(entry.url, self._key, self._tls)
+            self._nodes[entry.name] = Watch(entry, calls, self._wanted, self._event.set)
 
-    def _look(self, node: _Node) -> None:
-        """Looks at one node until it is told to stop."""
-        while not node.stop.wait(_LOOK_S) and not self._stop.is_set():
-            try:
-                node.calls.watch(_SILENT_S)
-                node.heard_s = time.monotonic()
-                map_ = self._state.map
-                if map_ is not None and (not node.up or node.version != map_.version):
-                    self._bring_up(node, map_)
-            except UnreachableError as error:
-                if node.up:
-                    _log.warning("node %s is down: %s", node.entry.name, error)
-                    node.up = False
-                    self._event.set()
-            except HybridIndexError as error:
-                node.up = False
-                self._problem = f"node {node.entry.name}: {error}"
-                _log.warning("%s", self._problem)
-        node.calls.close()
-
-    def _bring_up(self, node: _Node, map_: ClusterMap) -> None:
-        """Gives a node the newest map; one that came back holds what the map says of it, or takes it first."""
-        said = node.calls.node()
-        self._check_same(node.entry.name, said)
-        own = map_.index_of(node.entry.name)
-        if own is None:
-            return
-        held = mask_of(said["held"], len(map_.holders))
-        missing = map_.held_by(own) & ~held
-        if missing.any():
-            job = said["holding"]
-            if job is None or not job["running"]:
-                node.calls.hold(missing, self._state.request.copy_bytes_per_s)
-            return
-        if said["map_version"] < map_.version:
-            node.calls.apply(map_)
-        node.version = map_.version
-        if not node.up:
-            _log.info("node %s is up", node.entry.name)
-            node.up, self._problem = True, ""
-            self._event.set()
-
-    def _check_same(self, name: str, said: dict[str, Any]) -> None:
-        found, wanted = (said["fingerprint"], said["generation"]), (self.access.fingerprint, self.access.generation)
-        if found != wanted:
-            raise ServiceError(
-                f"{name} has generation {found[1]} of index {found[0]}; expected {wanted[1]} of {wanted[0]}"
-            )
+    def _wanted(self) -> tuple[ClusterMap | None, int | None]:
+        return self._state.map, self._state.request.copy_bytes_per_s
 
     # The manager's own thread: who serves, and what has to be copied again
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._event.wait(_LOOK_S)
+            self._event.wait(LOOK_S)
             self._event.clear()
             try:
                 self._follow()
@@ -207,52 +145,115 @@ class Manager:
         map_ = self._state.map
         if map_ is None:
             return
-        now = time.monotonic()
-        # Also one whose map is a version behind: it gets the new one at the next look.
-        serving = tuple(self._is_up(node.name) for node in map_.nodes)
-        if serving != tuple(node.serving for node in map_.nodes) and self._changing.acquire(blocking=False):
+        if self._changing.acquire(blocking=False):
             try:
-                nodes = tuple(replace(node, serving=up) for node, up in zip(map_.nodes, serving, strict=True))
-                self._publish(nodes, map_.holders)
+                self._tell_who_serves()
             finally:
                 self._changing.release()
-        for node, up in zip(map_.nodes, serving, strict=True):
-            if up:
-                self._down_since.pop(node.name, None)
-            else:
-                self._down_since.setdefault(node.name, now)
-        away = [name for name, since in self._down_since.items() if now - since > self._state.request.repair_after_s]
+        away, serving = self._away(map_), self._serving(map_)
         if not away or not self._below(map_, serving).any():
-            self._repaired = None
-        elif serving != self._repaired and self._changing.acquire(blocking=False):
+            self._repaired, self._problem = None, ""
+        elif (
+            (serving, away) != self._repaired
+            and time.monotonic() > self._not_before_s
+            and self._changing.acquire(blocking=False)
+        ):
+            self._not_before_s = time.monotonic() + _MOMENT_S
             try:
                 self._repair(away)
-                self._repaired = serving
             finally:
                 self._changing.release()
+
+    def _serving(self, map_: ClusterMap) -> tuple[bool, ...]:
+        """Of each node of the map. Also one whose map is a version behind: it gets the new one at the next look. One
+        that does not let the manager in, or was not looked at, serves others as before."""
+        nodes = [(node, self._nodes[node.name]) for node in map_.nodes]
+        return tuple(watch.up or (node.serving and watch.is_unknown) for node, watch in nodes)
+
+    def _tell_who_serves(self) -> None:
+        """Publishes it where it has changed. By who changes the placement."""
+        map_ = self._state.map
+        assert map_ is not None
+        serving = self._serving(map_)
+        if serving != tuple(node.serving for node in map_.nodes):
+            nodes = tuple(replace(node, serving=up) for node, up in zip(map_.nodes, serving, strict=True))
+            self._publish(nodes, map_.holders)
+
+    def _away(self, map_: ClusterMap) -> tuple[str, ...]:
+        """Nodes whose lists are to be copied: they hold some, and answered nothing for as long as they may. One that
+        answers keeps its lists, whatever it refuses or lacks."""
+        before_s = time.monotonic() - self._state.request.repair_after_s
+        return tuple(
+            node.name
+            for i, node in enumerate(map_.nodes)
+            if (watch := self._nodes[node.name]).heard_s < before_s and not watch.answers and map_.held_by(i).any()
+        )
 
     def _below(self, map_: ClusterMap, serving: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """(nlist,) lists with fewer live holders than there should be, and could be."""
         mask = np.uint64(sum(1 << i for i, up in enumerate(serving) if up))
         live = np.bitwise_count(map_.holders & mask)
-        below: npt.NDArray[np.bool_] = live < min(self._state.request.replicas, sum(serving))
+        taking = sum(up and not entry.drains for up, entry in zip(serving, self._state.nodes, strict=False))
+        below: npt.NDArray[np.bool_] = live < min(self._state.request.replicas, taking)
         return below
 
-    def _repair(self, away: Sequence[str]) -> None:
+    def _repair(self, away: tuple[str, ...]) -> None:
+        """Has nodes copy the lists of nodes that are away. What was copied counts, also where a node could not do its
+        part, or another one left or came meanwhile, which needs another plan.
+
+        Raises:
+            HybridIndexError: why a node could not.
+        """
         map_ = self._state.map
         assert map_ is not None
-        lost = [i for i, node in enumerate(map_.nodes) if node.name in away or not self._is_up(node.name)]
+        before = self._serving(map_)
+        lost = [i for i, node in enumerate(map_.nodes) if node.name in away]
         plan = NodePlan(
-            request=self._node_request(), list_bytes=self.access.list_bytes, work=self.access.work, holders=map_.holders
+            request=replace(self._node_request(), node_bytes=self._room(map_)),
+            list_bytes=self.access.list_bytes,
+            work=self.access.work,
+            holders=map_.holders,
         )
         mended = repair(plan, lost, probes=self.access.probes)
         # What a lost node still has counts again when it comes back.
         gone = np.uint64(sum(1 << i for i in lost))
-        holders = mended.holders | (map_.holders & gone)
-        self._take(map_, holders, None)
+        planned = mended.holders | (map_.holders & gone)
+        names = [entry.name for i, entry in enumerate(self._state.nodes) if i not in lost and self._can_take(i, map_)]
+        taking = self._take(map_, planned, names, None, lambda _taking: self._away(map_) != away)
+        if taking.goes_on:
+            taking.stop()
+        holders = self._taken(map_.holders, planned, taking)
+        self._place(holders)
         # Copies of hot lists that had to make room.
         self._drop(holders)
-        _log.info("the lists of %s were copied again", ", ".join(away))
+        if taking.errors:
+            raise next(iter(taking.errors.values()))
+        self._not_before_s, self._problem = 0.0, ""
+        if not taking.goes_on:
+            self._repaired = (before, away)
+            _log.info("the lists of %s were copied again", ", ".join(away))
+
+    def _can_take(self, number: int, map_: ClusterMap) -> bool:
+        node = self._nodes[self._state.nodes[number].name]
+        return node.up or (number >= len(map_.nodes) and node.answers)
+
+    def _room(self, map_: ClusterMap) -> tuple[int, ...]:
+        """Bytes that each node may hold after a repair. One that is about to come keeps what it has, and takes no more
+        now."""
+        room = []
+        for i, nbytes in enumerate(self._node_request().node_bytes):
+            used = int(self.access.list_bytes[map_.held_by(i)].sum()) if i < len(map_.nodes) else 0
+            room.append(nbytes if self._can_take(i, map_) else min(nbytes, used))
+        return tuple(room)
+
+    def _taken(self, before: U64, planned: U64, taking: Taking) -> U64:
+        """Holders of each list: as planned where all of them took it, and else those before and who took it."""
+        lacking = np.zeros_like(planned)
+        for i, entry in enumerate(self._state.nodes):
+            bit = np.uint64(1 << i)
+            has = taking.held.get(entry.name, np.zeros(len(planned), dtype=np.bool_))
+            lacking |= np.where(has, np.uint64(0), planned & ~before & bit)
+        return np.where(lacking != 0, before | planned & ~lacking, planned)
 
     def _is_up(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].up
@@ -311,7 +312,7 @@ class Manager:
             plan, map_ = self.plan(), self._state.map
             self._wait_for_nodes(map_)
             before = np.zeros_like(plan.holders) if map_ is None else map_.holders
-            taken = self._take(map_, plan.holders, progress)
+            taken = self._change(map_, plan.holders, progress)
             dropped = self._drop(plan.holders)
             return {
                 **self._describe(plan),
@@ -321,6 +322,17 @@ class Manager:
             }
         finally:
             self._changing.release()
+
+    def _change(self, map_: ClusterMap | None, holders: U64, progress: Progress | None) -> int:
+        """Has all nodes take their lists, and puts the map in force; the bytes. What fails before is undone."""
+        names = [entry.name for entry in self._state.nodes]
+        taking = self._take(map_, holders, names, progress, lambda taking: bool(taking.errors))
+        if taking.errors:
+            taking.undo()
+            raise next(iter(taking.errors.values()))
+        self._place(holders)
+        self._problem = ""
+        return taking.total_bytes
 
     def drain(self, name: str, progress: Progress | None = None) -> dict[str, Any]:
         """Moves the lists of a node to others; it may be stopped then.
@@ -356,88 +368,49 @@ class Manager:
             raise UnreachableError(f"{', '.join(down)} is down; start it, or drain it first")
         ends = time.monotonic() + _START_S
         while True:
-            waiting = [name for name in taking if name not in known and not self._answers(self._nodes[name])]
+            waiting = [name for name in taking if name not in known and not self._nodes[name].answers]
             if not waiting:
                 return
             if time.monotonic() > ends or self._stop.is_set():
                 raise UnreachableError(f"{', '.join(waiting)} did not answer for {_START_S:g} s")
             time.sleep(_POLL_S)
 
-    @staticmethod
-    def _answers(node: _Node) -> bool:
-        try:
-            node.calls.ping(_SILENT_S)
-        except HybridIndexError:
-            return False
-        return True
-
-    def _take(self, map_: ClusterMap | None, holders: U64, progress: Progress | None) -> int:
-        """Has nodes take the lists of ``holders`` that they do not hold, then puts a map of these in force; the bytes.
-
-        Raises:
-            ServiceError, UnreachableError: a node could not; the others give up what they took.
-        """
-        nlist = len(holders)
-        wanted: dict[str, npt.NDArray[np.bool_]] = {}
+    def _take(
+        self,
+        map_: ClusterMap | None,
+        holders: U64,
+        names: Sequence[str],
+        progress: Progress | None,
+        ends: Callable[[Taking], bool],
+    ) -> Taking:
+        """Has these nodes take the lists of ``holders`` that they lack, until they have them or ``ends`` says so."""
+        wanted = {}
         for i, entry in enumerate(self._state.nodes):
-            node = self._nodes[entry.name]
             own = (holders >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
-            if map_ is not None and map_.index_of(entry.name) is not None and not node.up:
-                continue  # it is asked when it comes back
-            missing = own & ~mask_of(node.calls.node()["held"], nlist)
-            if missing.any():
-                wanted[entry.name] = missing
-        total = sum(int(self.access.list_bytes[missing].sum()) for missing in wanted.values())
-        try:
-            for name, missing in wanted.items():
-                rate = None if map_ is None else self._state.request.copy_bytes_per_s
-                self._nodes[name].calls.hold(missing, rate, replace=True)
-            self._wait_until_taken(wanted, total, progress)
-        except HybridIndexError:
-            self._undo(wanted)
-            raise
-        nodes = tuple(
-            MapNode(name=entry.name, url=entry.url, serving=self._will_serve(entry.name, map_))
-            for entry in self._state.nodes
-        )
-        self._publish(nodes, holders)
-        return total
-
-    def _will_serve(self, name: str, map_: ClusterMap | None) -> bool:
-        """A node that is new has just taken its lists."""
-        return map_ is None or map_.index_of(name) is None or self._is_up(name)
-
-    def _wait_until_taken(
-        self, wanted: dict[str, npt.NDArray[np.bool_]], total: int, progress: Progress | None
-    ) -> None:
-        left = dict(wanted)
-        bytes_left = {name: int(self.access.list_bytes[missing].sum()) for name, missing in wanted.items()}
-        while left:
+            if entry.name in names and own.any():
+                wanted[entry.name] = own
+        rate = None if map_ is None else self._state.request.copy_bytes_per_s
+        taking = Taking(self._nodes, wanted, self.access.list_bytes, rate)
+        while taking.goes_on and not ends(taking):
             if self._stop.is_set():
                 raise ServiceError("the manager stops")
-            for name in list(left):
-                job = self._nodes[name].calls.node()["holding"]
-                if job is None:
-                    raise ServiceError(f"node {name} was started anew while it took lists")
-                bytes_left[name] = job["bytes_left"]
-                if job["error"]:
-                    raise ServiceError(f"node {name} could not take its lists: {job['error']}")
-                if not job["running"]:
-                    bytes_left[name] = 0
-                    del left[name]
+            if map_ is not None:
+                self._tell_who_serves()
+            taking.look()
             if progress is not None:
-                progress(total - sum(bytes_left.values()), total)
-            if left:
+                progress(taking.total_bytes - taking.bytes_left, taking.total_bytes)
+            if taking.goes_on:
                 time.sleep(_POLL_S)
+        return taking
 
-    def _undo(self, wanted: dict[str, npt.NDArray[np.bool_]]) -> None:
-        for name, missing in wanted.items():
-            try:
-                # Others may be on their way still.
-                self._nodes[name].calls.hold(np.zeros_like(missing), None, replace=True)
-                self._nodes[name].calls.drop(missing)
-            except HybridIndexError as error:
-                _log.warning("node %s keeps lists that it took for nothing: %s", name, error)
+    def _place(self, holders: U64) -> None:
+        """Puts a map with these in force."""
+        map_ = self._state.map
+        serving = {} if map_ is None else dict(zip([n.name for n in map_.nodes], self._serving(map_), strict=True))
+        # A node that is new has just taken its lists.
+        nodes = [MapNode(name=entry.name, url=entry.url, serving=serving.get(entry.name, True))
+                 for entry in self._state.nodes]  # fmt: skip
+        self._publish(tuple(nodes), holders)
 
     def _publish(self, nodes: tuple[MapNode, ...], holders: U64) -> None:
         """Puts a new map in force: it is kept first, then every node that answers gets it."""
@@ -453,41 +426,31 @@ class Manager:
                 replicas=self._state.request.replicas,
             )
             self._save(map=map_)
-        sending = [
-            threading.Thread(target=self._send, args=(self._nodes[node.name], map_), daemon=True)
-            for node in nodes
-            if node.serving and node.name in self._nodes
-        ]
-        for thread in sending:
-            thread.start()
-        for thread in sending:
-            thread.join()
-
-    @staticmethod
-    def _send(node: _Node, map_: ClusterMap) -> None:
-        try:
-            node.calls.apply(map_, 2.0)
-        except HybridIndexError as error:
-            _log.warning("node %s did not take map %d: %s", node.entry.name, map_.version, error)
-        else:
-            node.version, node.up = map_.version, True
+        serving = [self._nodes[node.name] for node in nodes if node.serving and node.name in self._nodes]
+        for name, error in side_by_side(serving, lambda node: node.calls.apply(map_, _MOMENT_S)).items():
+            if error is None:
+                self._nodes[name].has(map_)
+            else:
+                _log.warning("node %s did not take map %d: %s", name, map_.version, error)
 
     def _drop(self, holders: U64) -> int:
         """Has nodes that have the newest map give up what it does not name; the bytes."""
         map_ = self._state.map
         assert map_ is not None
+        numbers = {entry.name: i for i, entry in enumerate(self._state.nodes)}
+
+        def drop(node: Watch) -> int:
+            held = mask_of(node.calls.node()["held"], len(holders))
+            spare = held & ~(holders >> np.uint64(numbers[node.entry.name]) & np.uint64(1)).astype(np.bool_)
+            return node.calls.drop(spare) if spare.any() else 0
+
         nbytes = 0
-        for i, entry in enumerate(self._state.nodes):
-            node = self._nodes[entry.name]
-            if node.version != map_.version:
-                continue
-            try:
-                held = mask_of(node.calls.node()["held"], len(holders))
-                spare = held & ~(holders >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
-                if spare.any():
-                    nbytes += node.calls.drop(spare)
-            except HybridIndexError as error:
-                _log.warning("node %s keeps lists that it does not need: %s", entry.name, error)
+        nodes = [node for node in self._nodes.values() if node.version == map_.version]
+        for name, dropped in side_by_side(nodes, drop).items():
+            if isinstance(dropped, HybridIndexError):
+                _log.warning("node %s keeps lists that it does not need: %s", name, dropped)
+            else:
+                nbytes += dropped
         return nbytes
 
     # What it tells
@@ -509,21 +472,24 @@ class Manager:
         for entry in state.nodes:
             own = None if map_ is None else map_.index_of(entry.name)
             held = None if map_ is None or own is None else map_.held_by(own)
+            node = self._nodes[entry.name]
             nodes.append(
                 {
                     "name": entry.name,
                     "url": entry.url,
-                    "state": "up" if self._is_up(entry.name) else "down",
+                    "state": node.state,
+                    "problem": node.problem,
                     "drains": entry.drains,
                     "lists": 0 if held is None else int(held.sum()),
                     "bytes": 0 if held is None else int(bytes_of[held].sum()),
                     "memory_bytes": entry.memory_bytes,
-                    "map_version": self._nodes[entry.name].version,
+                    "map_version": node.version,
                 }
             )
-        up = [node["state"] == "up" for node in nodes]
+        up = [False] * len(nodes) if map_ is None else self._serving(map_)
+        refused = (f"node {node['name']}: {node['problem']}" for node in nodes if node["state"] == "refused")
         below = nobody = None
-        if map_ is not None and len(map_.nodes) == len(up):
+        if map_ is not None:
             below = int(self._below(map_, up).sum())
             mask = np.uint64(sum(1 << i for i, each in enumerate(up) if each))
             nobody = int(np.count_nonzero(map_.holders & mask == 0))
@@ -540,7 +506,7 @@ class Manager:
             "lists_below_replicas": below,
             "lists_of_nobody": nobody,
             "changing": self._changing.locked(),
-            "problem": self._problem,
+            "problem": self._problem or next(refused, ""),
             "nodes": nodes,
         }
 
@@ -556,6 +522,6 @@ class Manager:
         self._event.set()
         self._thread.join()
         for node in self._nodes.values():
-            node.stop.set()
-            if node.thread is not None:
-                node.thread.join()
+            node.stop(wait=False)
+        for node in self._nodes.values():
+            node.stop(wait=True)

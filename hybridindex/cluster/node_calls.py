@@ -37,19 +37,22 @@ class NodeCalls:
         """:meth:`ping` over a connection that stays open; of one thread.
 
         Raises:
-            UnreachableError: it does not answer, or something else.
+            UnreachableError: it does not answer, or something else. ServiceError: it answers, and refuses.
         """
         connection = self._watching or self._connect(timeout_s)
         self._watching = None
         try:
             connection.request("GET", "/v1/cluster/ping", None, self._headers)
             answer = connection.getresponse()
-            answer.read()
+            content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
         if answer.status != 204:
             connection.close()
+            # 404: a daemon that is no node.
+            if 400 <= answer.status < 500 and answer.status != 404:
+                raise self._refusal("ping", answer.status, content)
             raise UnreachableError(f"{self.url} answers with status {answer.status}")
         self._watching = connection
 
@@ -116,9 +119,12 @@ class NodeCalls:
         finally:
             connection.close()
         if answer.status >= 400:
-            try:
-                why = str(json.loads(content)["detail"])
-            except (ValueError, KeyError, TypeError):
-                why = f"status {answer.status}"
-            raise ServiceError(f"{self.url} refused {name}: {why}")
+            raise self._refusal(name, answer.status, content)
         return content
+
+    def _refusal(self, name: str, status: int, content: bytes) -> ServiceError:
+        try:
+            why = str(json.loads(content)["detail"])
+        except (ValueError, KeyError, TypeError):
+            why = f"status {status}"
+        return ServiceError(f"{self.url} refused {name}: {why}")

@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 KEY_VARIABLE = "HYBRIDINDEX_CLUSTER_KEY"
 #: In the share's directory: the map that was in force last.
 MAP_FILE = "cluster_map.json"
+#: For a node that lists are taken from to answer, or to send more.
+_PEER_S = 5.0
 #: Lists of one read; between two of them a job may be ended.
 _AT_ONCE = 256
 
@@ -226,7 +228,8 @@ class Member:
             own = map_.index_of(self.remote.name) or 0
             for i, node in sorted(nodes, key=lambda each: (each[0] - own) % len(map_.nodes)):
                 spans = self._index.integrity.spans
-                yield PeerSource(node.url, self._key, self._tls, spans=spans), map_.held_by(i)
+                source = PeerSource(node.url, self._key, self._tls, spans=spans, timeout_s=_PEER_S)
+                yield source, map_.held_by(i)
         if self._source is not None:
             yield FolderSource(self._source), np.ones(nlist, dtype=np.bool_)
 

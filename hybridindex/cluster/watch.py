@@ -1,0 +1,151 @@
+"""What the manager knows of one node now, from a thread that looks at it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.cluster.node_calls import NodeCalls
+from hybridindex.cluster.state import NodeEntry
+from hybridindex.errors import HybridIndexError, UnreachableError
+from hybridindex.index.share.ranges import mask_of
+from hybridindex.router.remote.cluster_map import ClusterMap
+
+__all__ = ["LOOK_S", "NodeState", "Watch"]
+
+_log = logging.getLogger(__name__)
+
+#: Between two looks at a node, and for how long it may be silent. Together below a second.
+LOOK_S, _SILENT_S = 0.2, 0.8
+#: For what a node says of itself.
+_SAID_S = 2.0
+
+#: ``starting``: it did not answer yet, or answers and lacks lists of the map, which it takes. ``refused``: it answers,
+#: and does not do what it is asked. ``down``: it does not answer, or has another index.
+NodeState = Literal["starting", "up", "refused", "down"]
+
+#: The map in force, and the rate at which lists are taken.
+Wanted = Callable[[], tuple[ClusterMap | None, int | None]]
+
+
+class Watch:
+    """Owner of the thread that looks at one node, and brings it up: it has the newest map, and the lists in it."""
+
+    def __init__(self, entry: NodeEntry, calls: NodeCalls, wanted: Wanted, on_change: Callable[[], None]) -> None:
+        """``on_change``: told, on the thread, that the node is up or is not any more."""
+        self.entry, self.calls = entry, calls
+        self._wanted, self._on_change = wanted, on_change
+        #: Others may ask it: it had the lists of the map when it was looked at, and answered since.
+        self.up = False
+        #: It answered the last look, and has the index of the map.
+        self.answers = False
+        self._was_heard = self._was_looked_at = False
+        #: When it did that last; before that, when it was first looked at.
+        self.heard_s = time.monotonic()
+        #: What is wrong with it; empty: nothing.
+        self.problem = ""
+        #: Of the map that it has.
+        self.version = 0
+        #: (nlist,) bool lists that this told it to take last.
+        self._told: npt.NDArray[np.bool_] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"hybridindex-watch-{entry.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> NodeState:
+        """For people."""
+        if not self.answers:
+            return "down" if self._was_heard else "starting"
+        if self.problem:
+            return "refused"
+        return "up" if self.up else "starting"
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it serves others cannot be seen: it was not looked at yet, or refuses."""
+        return not self._was_looked_at or self.state == "refused"
+
+    def has(self, map_: ClusterMap) -> None:
+        """It took a map, and the lists in it."""
+        self.version, self.up = map_.version, True
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            self._look()
+        self.calls.close()
+
+    def _look(self) -> None:
+        was_up = self.up
+        try:
+            self.calls.watch(_SILENT_S)
+            map_, bytes_per_s = self._wanted()
+            if map_ is not None and (not self.up or self.version != map_.version):
+                self._bring_up(map_, bytes_per_s)
+        except UnreachableError as error:
+            self.up = self.answers = False
+            self._told = None
+            self._say(str(error))
+        except HybridIndexError as error:
+            # It answers, and what it does for others is as before.
+            self._heard(str(error))
+        else:
+            self._heard("")
+        self._was_looked_at = True
+        if self.up != was_up:
+            _log.warning("node %s is %s", self.entry.name, self.state)
+            self._on_change()
+
+    def _heard(self, problem: str) -> None:
+        self.answers = self._was_heard = True
+        self.heard_s = time.monotonic()
+        self._say(problem)
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            _log.warning("node %s: %s", self.entry.name, problem)
+        self.problem = problem
+
+    def _bring_up(self, map_: ClusterMap, bytes_per_s: int | None) -> None:
+        """Gives a node the newest map; one that came back holds what the map says of it, or takes it first.
+
+        Raises:
+            ServiceError: it refuses. UnreachableError: it does not answer, or has another index.
+        """
+        said = self.calls.node(_SAID_S)
+        found, wanted = (said["fingerprint"], said["generation"]), (map_.fingerprint, map_.generation)
+        if found != wanted:
+            raise UnreachableError(
+                f"it has generation {found[1]} of index {found[0]}; expected {wanted[1]} of {wanted[0]}"
+            )
+        own = map_.index_of(self.entry.name)
+        if own is None:
+            return
+        missing = map_.held_by(own) & ~mask_of(said["held"], len(map_.holders))
+        if missing.any():
+            self._have_it_take(missing, said["holding"], bytes_per_s)
+            return
+        self._told = None
+        if said["map_version"] < map_.version:
+            self.calls.apply(map_)
+        self.has(map_)
+
+    def _have_it_take(self, missing: npt.NDArray[np.bool_], job: dict[str, object] | None, rate: int | None) -> None:
+        runs = job is not None and job["running"]
+        # One that is up may take lists of a map to come; what it lacks is asked of others.
+        if runs and (self.up or (self._told is not None and not (missing & ~self._told).any())):
+            return
+        self._told = missing
+        self.calls.hold(missing, rate, replace=True)
+
+    def stop(self, *, wait: bool) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if wait:
+            self._thread.join()
