@@ -28,6 +28,7 @@ from hybridindex.cluster.ray_actors import (
     require_ray,
     start_actor,
 )
+from hybridindex.cluster.returning import MACHINES_FILE, keep_machines
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry
 from hybridindex.errors import (
@@ -155,7 +156,8 @@ def start(
             raise ServiceError(f"a cluster of {path} runs already; stop it first: hybridindex cluster stop {path}")
         filesystem.make_folder(state, parents=True, exist_ok=True)
         # A request that was changed, and nodes that are gone, begin anew; shares on disk are used again.
-        filesystem.unlink(state / STATE_FILE, missing_ok=True)
+        for name_of in (STATE_FILE, MACHINES_FILE):
+            filesystem.unlink(state / name_of, missing_ok=True)
         try:
             cluster._begin(places, request, nodes, tell)
         except BaseException:
@@ -284,6 +286,7 @@ class Cluster:
         key = self._read_key() or self._make_key()
         specs = [self._spec(f"node-{i}", key, nodes, place) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
+        keep_machines(self._folder, specs, places)
         entries = self._start_nodes(specs, places)
         ca = None if nodes.tls_ca is None else str(nodes.tls_ca)
         manager = start_actor(
@@ -389,11 +392,12 @@ class Cluster:
         """Moves a node's lists to the others, and ends it. Raises as :meth:`repartition`."""
         manager = self._manager()
         done = self._change(manager, manager.drain.remote(node), progress)
-        actor = self._ray.get_actor(f"{self.name}:{node}", namespace=NAMESPACE)
-        # A machine that is lost ends nothing.
-        with contextlib.suppress(HybridIndexError):
-            self._call(actor.close.remote(), _END_S)
-        self._ray.kill(actor)
+        # A machine that is lost ends nothing, and Ray has forgotten its node after a while.
+        with contextlib.suppress(ValueError):
+            actor = self._ray.get_actor(f"{self.name}:{node}", namespace=NAMESPACE)
+            with contextlib.suppress(HybridIndexError):
+                self._call(actor.close.remote(), _END_S)
+            self._ray.kill(actor)
         return done
 
     def add_node(self, progress: OnProgress | None = None) -> dict[str, Any]:
@@ -409,6 +413,7 @@ class Cluster:
         place = min(node_places(ray), key=lambda place: taken.count(place["NodeID"]))
         spec = self._spec(f"node-{number}", key, options, place)
         (entry,) = self._start_nodes([spec], [place])
+        keep_machines(self._folder, [spec], [place])
         entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
         self._call(manager.set_nodes.remote([*entries, entry]), 30.0)
         return self._change(manager, manager.repartition.remote(), progress)

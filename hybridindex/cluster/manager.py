@@ -255,6 +255,10 @@ class Manager:
             lacking |= np.where(has, np.uint64(0), planned & ~before & bit)
         return np.where(lacking != 0, before | planned & ~lacking, planned)
 
+    def silent_nodes(self) -> list[str]:
+        """Names of nodes that do not answer, but for those that may leave."""
+        return [entry.name for entry in self._state.nodes if not entry.drains and not self._nodes[entry.name].answers]
+
     def _is_up(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].up
 

@@ -52,6 +52,8 @@ class NodeSpec:
     tls_ca: str | None = None
     #: Further words of ``hybridindex serve``.
     options: tuple[str, ...] = ()
+    #: It is started again after its machine was: only where its share is.
+    returns: bool = False
 
 
 class NodeProcess:
@@ -66,6 +68,8 @@ class NodeProcess:
         self._spec = spec
         self._folder = Path(spec.data).absolute()
         self._share = self._folder / "share"
+        if spec.returns and not filesystem.is_dir(self._share):
+            raise ServiceError(f"its share {self._share} is not there")
         filesystem.make_folder(self._folder, parents=True, exist_ok=True)
         filesystem.chmod(self._folder, 0o700)
         self._make_share()

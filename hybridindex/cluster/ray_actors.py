@@ -11,6 +11,7 @@ from typing import Any
 
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.returning import Returning
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, UnreachableError, how_to_install
 
@@ -29,8 +30,8 @@ __all__ = [
 
 #: Ray's, of all our actors.
 NAMESPACE = "hybridindex"
-#: For a Ray cluster to answer.
-_CONNECT_S = 5.0
+#: For a Ray cluster to answer, and for a node to start again.
+_CONNECT_S, _START_S = 5.0, 180.0
 
 
 def require_ray() -> None:
@@ -114,9 +115,31 @@ class ManagerActor:
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
         self._manager = Manager(Path(folder), cluster=cluster, index=Path(index), request=request, key=key, tls=tls)
         self._progress = (0, 0)
+        self._cluster, self._ray = cluster, load_ray()
+        self._returning = Returning(
+            Path(folder), key, self._manager.silent_nodes,
+            lambda: node_places(self._ray), self._has_actor, self._start_again, self._has_returned,
+        )  # fmt: skip
 
     def set_nodes(self, entries: Sequence[NodeEntry]) -> None:
         self._manager.set_nodes(entries)
+
+    def _has_actor(self, name: str) -> bool:
+        try:
+            self._ray.get_actor(f"{self._cluster}:{name}", namespace=NAMESPACE)
+        except ValueError:
+            return False
+        return True
+
+    def _start_again(self, spec: NodeSpec, place: dict[str, Any]) -> str:
+        actor = start_actor(
+            self._ray, NodeActor, f"{self._cluster}:{spec.name}", spec, node_id=place["NodeID"], threads=2
+        )
+        url: str = self._ray.get(actor.describe.remote(), timeout=_START_S)["url"]
+        return url
+
+    def _has_returned(self, spec: NodeSpec, url: str) -> None:
+        self._manager.set_nodes([NodeEntry(name=spec.name, url=url, memory_bytes=spec.memory_bytes)])
 
     def plan(self) -> dict[str, Any]:
         return self._manager.describe_plan()
@@ -135,9 +158,13 @@ class ManagerActor:
         return self._progress
 
     def status(self) -> dict[str, Any]:
-        return self._manager.status()
+        said, problems = self._manager.status(), self._returning.problems
+        for node in said["nodes"]:
+            node["problem"] = problems.get(node["name"], node["problem"])
+        return said
 
     def close(self) -> None:
+        self._returning.close()
         self._manager.close()
 
 

@@ -271,8 +271,8 @@ def _table(status: dict[str, Any]) -> Table:
     below, nobody = status["lists_below_replicas"], status["lists_of_nobody"]
     if below or nobody:
         table.caption = f"{below} lists have fewer holders than they should; {nobody} have none that answers"
-    wrong = [status["problem"], *(f"{node['name']}: {node['problem']}" for node in status["nodes"] if node["problem"])]
-    for words in filter(None, wrong):
+    of_nodes = [f"node {node['name']}: {node['problem']}" for node in status["nodes"] if node["problem"]]
+    for words in dict.fromkeys(filter(None, [status["problem"], *of_nodes])):
         table.caption = f"{table.caption or ''}\n{words}".strip()
     return table
 
