@@ -14,6 +14,7 @@ from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.cluster.access import read_access
+from hybridindex.cluster.keys import ADMIN_FILE, SEARCH_FILE, ClusterKeys, key_for_searches, make_keys, read_keys
 from hybridindex.cluster.local_ray import read_local, start_local, stop_local
 from hybridindex.cluster.node_process import NodeSpec
 from hybridindex.cluster.ray_actors import (
@@ -35,7 +36,6 @@ from hybridindex.errors import (
     FileError,
     HybridIndexError,
     InvalidInputError,
-    MissingFileError,
     ServiceError,
     UnreachableError,
 )
@@ -43,14 +43,12 @@ from hybridindex.index import read_manifest
 from hybridindex.index.storage.generation import as_path
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
-from hybridindex.service.auth import new_key
 from hybridindex.service.config import is_loopback
 
 __all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
 
 #: Folder of a cluster's state, within the index directory.
 FOLDER = "cluster"
-_KEY_FILE = "key"
 #: Calls that the manager answers at once.
 _THREADS = 8
 #: For an actor to come, and for a node to end.
@@ -183,7 +181,8 @@ def connect(
 
     Args:
         address: of Ray; or ``http(s)://host:port`` of a node, which is enough to search, and needs no Ray.
-        key: API key for searches; default the cluster's own, where its folder can be read.
+        key: API key for searches, with the role search at least; default the cluster's search key, where its folder
+            can be read.
         ca: certificates that those of nodes are checked with.
 
     Raises:
@@ -283,22 +282,22 @@ class Cluster:
         return sorted(names, key=lambda name: ":node" in name)
 
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
-        key = self._read_key() or self._make_key()
-        specs = [self._spec(f"node-{i}", key, nodes, place) for i, place in enumerate(places)]
+        keys = make_keys(self._folder)
+        specs = [self._spec(f"node-{i}", keys, nodes, place) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
         keep_machines(self._folder, specs, places)
         entries = self._start_nodes(specs, places)
         ca = None if nodes.tls_ca is None else str(nodes.tls_ca)
         manager = start_actor(
             self._ray, ManagerActor, f"{self.name}:manager",
-            str(self._folder.absolute()), self.name, str(self.path.absolute()), request, key, ca,
+            str(self._folder.absolute()), self.name, str(self.path.absolute()), request, keys, ca,
             threads=_THREADS,
         )  # fmt: skip
         self._call(manager.set_nodes.remote(entries), _START_S)
         self._keep_options(nodes, ca)
         self._change(manager, manager.repartition.remote(), tell)
 
-    def _spec(self, name: str, key: str, nodes: NodeOptions, place: Any) -> NodeSpec:
+    def _spec(self, name: str, keys: ClusterKeys, nodes: NodeOptions, place: Any) -> NodeSpec:
         def text(path: Path | None) -> str | None:
             return None if path is None else str(path)
 
@@ -307,7 +306,8 @@ class Cluster:
             index=str(self.path.absolute()),
             data=str(nodes.data / self.name / name),
             memory_bytes=nodes.memory_bytes,
-            key=key,
+            key=keys.admin,
+            search_key=keys.search,
             host=place["NodeManagerAddress"] if nodes.host == "auto" else nodes.host,
             tls_cert=text(nodes.tls_cert),
             tls_key=text(nodes.tls_key),
@@ -406,12 +406,15 @@ class Cluster:
         manager, ray, options = self._manager(), self._ray, self._read_options()
         known = self._call(manager.status.remote(), 30.0)["nodes"]
         number = 1 + max(int(node["name"].rpartition("-")[2]) for node in known)
-        key = self._read_key()
-        if key is None:
-            raise ServiceError(f"{self._folder / _KEY_FILE} cannot be read, and a node needs the cluster's key")
+        keys = read_keys(self._folder)
+        if keys is None:
+            raise ServiceError(
+                f"{self._folder} lacks {ADMIN_FILE} or {SEARCH_FILE}, and a node needs them; expected the "
+                "folder of the cluster's state (--state)"
+            )
         taken = self._places_of(known)
         place = min(node_places(ray), key=lambda place: taken.count(place["NodeID"]))
-        spec = self._spec(f"node-{number}", key, options, place)
+        spec = self._spec(f"node-{number}", keys, options, place)
         (entry,) = self._start_nodes([spec], [place])
         keep_machines(self._folder, [spec], [place])
         entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
@@ -430,7 +433,7 @@ class Cluster:
 
     def router(self, *, timeout_s: float = 30.0) -> ClusterRouter:
         """What searches it; the caller's to close."""
-        key = self._key or self._read_key()
+        key = self._key or key_for_searches(self._folder)
         ca = self._ca or self._kept_ca()
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
         if self._seed is not None:
@@ -488,17 +491,6 @@ class Cluster:
             found = next((line for line in reversed(words) if "Error: " in line), words[0])
             # Its class comes first.
             raise ServiceError(f"an actor of the cluster ended: {found.partition('Error: ')[2] or found}") from None
-
-    def _make_key(self) -> str:
-        key = new_key()
-        filesystem.replace_file(self._folder / _KEY_FILE, key, permissions=0o600)
-        return key
-
-    def _read_key(self) -> str | None:
-        try:
-            return filesystem.read_text(self._folder / _KEY_FILE).strip()
-        except MissingFileError:
-            return None
 
     def close(self) -> None:
         """Lets go of Ray."""

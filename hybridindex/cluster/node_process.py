@@ -46,6 +46,8 @@ class NodeSpec:
     memory_bytes: int
     #: The key that all nodes and the manager show.
     key: str
+    #: One that allows to search, and no more; None: there is none.
+    search_key: str | None = None
     host: str = "127.0.0.1"
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -102,10 +104,12 @@ class NodeProcess:
         create_share(self._share, FolderSource(self._spec.index))
 
     def _make_keys(self) -> Path:
-        """A key file with the cluster's key alone."""
+        """A key file with the cluster's keys alone."""
         path = self._folder / "keys.json"
         filesystem.unlink(path, missing_ok=True)
         KeyFile(path).add_known("cluster", Role.ADMIN, self._spec.key)
+        if self._spec.search_key is not None:
+            KeyFile(path).add_known("search", Role.SEARCH, self._spec.search_key)
         return path
 
     def _choose_port(self) -> int:

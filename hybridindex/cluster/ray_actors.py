@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridindex.cluster.keys import ClusterKeys
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.returning import Returning
@@ -110,14 +111,16 @@ class ManagerActor:
     """The manager. Made anew by Ray where its process dies; goes on from its state."""
 
     def __init__(
-        self, folder: str, cluster: str, index: str, request: ClusterRequest, key: str, ca: str | None
+        self, folder: str, cluster: str, index: str, request: ClusterRequest, keys: ClusterKeys, ca: str | None
     ) -> None:
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
-        self._manager = Manager(Path(folder), cluster=cluster, index=Path(index), request=request, key=key, tls=tls)
+        self._manager = Manager(
+            Path(folder), cluster=cluster, index=Path(index), request=request, key=keys.admin, tls=tls
+        )
         self._progress = (0, 0)
         self._cluster, self._ray = cluster, load_ray()
         self._returning = Returning(
-            Path(folder), key, self._manager.silent_nodes,
+            Path(folder), keys, self._manager.silent_nodes,
             lambda: node_places(self._ray), self._has_actor, self._start_again, self._has_returned,
         )  # fmt: skip
 

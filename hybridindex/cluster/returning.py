@@ -7,11 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hybridindex import filesystem
+from hybridindex.cluster.keys import ClusterKeys
 from hybridindex.cluster.node_process import NodeSpec
 from hybridindex.errors import CorruptIndexError, FileError, MissingFileError
 
@@ -19,7 +20,7 @@ __all__ = ["MACHINES_FILE", "Returning", "keep_machines", "machine_of"]
 
 _log = logging.getLogger(__name__)
 
-#: In the cluster's folder: where each node was started, and with what. Without the key.
+#: In the cluster's folder: where each node was started, and with what. Without the keys.
 MACHINES_FILE = "machines.json"
 #: Between two looks, and after a node that could not be started.
 _LOOK_S, _AGAIN_S = 2.0, 30.0
@@ -34,7 +35,9 @@ def keep_machines(folder: Path, specs: Sequence[NodeSpec], places: Sequence[dict
     """Adds nodes to those that are known."""
     known = _read(folder)
     for spec, place in zip(specs, places, strict=True):
-        known[spec.name] = {"machine": machine_of(place), "spec": asdict(replace(spec, key=""))}
+        values = asdict(spec)
+        del values["key"], values["search_key"]
+        known[spec.name] = {"machine": machine_of(place), "spec": values}
     filesystem.replace_file(folder / MACHINES_FILE, json.dumps(known), permissions=0o600)
 
 
@@ -55,7 +58,7 @@ class Returning:
     def __init__(
         self,
         folder: Path,
-        key: str,
+        keys: ClusterKeys,
         silent: Callable[[], Sequence[str]],
         places: Callable[[], Sequence[dict[str, Any]]],
         has_actor: Callable[[str], bool],
@@ -70,7 +73,7 @@ class Returning:
             start: starts a node's actor at a place; its URL.
             on_return: told what was started, and its URL.
         """
-        self._folder, self._key = folder, key
+        self._folder, self._keys = folder, keys
         self._silent, self._places, self._has_actor = silent, places, has_actor
         self._start, self._on_return = start, on_return
         #: Of nodes that cannot return: why, and what helps.
@@ -98,7 +101,7 @@ class Returning:
             if name in known and time.monotonic() >= self._not_before_s.get(name, 0.0):
                 machine = known[name]["machine"]
                 if machine in places:
-                    self._return(_spec_of(known[name], self._key), places[machine])
+                    self._return(_spec_of(known[name], self._keys), places[machine])
                 else:
                     self.problems[name] = (
                         f"its machine, {machine}, is none of Ray's now; it returns by itself when that joins Ray again "
@@ -127,6 +130,8 @@ class Returning:
         self._thread.join()
 
 
-def _spec_of(known: dict[str, Any], key: str) -> NodeSpec:
+def _spec_of(known: dict[str, Any], keys: ClusterKeys) -> NodeSpec:
     values = dict(known["spec"])
-    return NodeSpec(**{**values, "key": key, "options": tuple(values["options"]), "returns": True})
+    return NodeSpec(
+        **{**values, "key": keys.admin, "search_key": keys.search, "options": tuple(values["options"]), "returns": True}
+    )

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
+from hybridindex.cluster.keys import ClusterKeys
 from hybridindex.cluster.local_ray import read_local, stop_local
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.returning import Returning, keep_machines
@@ -19,7 +21,7 @@ from tests.cluster.searches import wait_until
 from tests.clustered import small_index
 
 PLACE = {"NodeID": "a", "NodeManagerHostname": "host", "NodeManagerAddress": "10.0.0.7"}
-KEY = new_key()
+KEYS = ClusterKeys(admin=new_key(), search=new_key())
 
 
 class Machines:
@@ -29,7 +31,7 @@ class Machines:
         self.places, self.actors, self.silent, self.started = [], set(), [], []
         self._start = start
         self.returning = Returning(
-            folder, KEY, lambda: self.silent, lambda: self.places, self.actors.__contains__, self.start,
+            folder, KEYS, lambda: self.silent, lambda: self.places, self.actors.__contains__, self.start,
             lambda spec, url: self.silent.remove(spec.name),
         )  # fmt: skip
 
@@ -54,21 +56,24 @@ def machines(folder, start=lambda _spec: "http://10.0.0.7:1"):
 def spec(tmp_path):
     small_index(tmp_path / "index").close()
     return NodeSpec(
-        name="node-0", index=str(tmp_path / "index"), data=str(tmp_path / "node"), memory_bytes=1 << 30, key=KEY,
+        name="node-0", index=str(tmp_path / "index"), data=str(tmp_path / "node"), memory_bytes=1 << 30,
+        key=KEYS.admin, search_key=KEYS.search,
         options=("--threads", "1"),
     )  # fmt: skip
 
 
-def test_a_node_returns_with_its_machine_and_without_its_key_on_disk(tmp_path, spec):
+def test_a_node_returns_with_its_machine_and_its_keys_are_in_no_other_file(tmp_path, spec):
     keep_machines(tmp_path, [spec], [PLACE])
-    assert KEY not in (tmp_path / "machines.json").read_text()
+    kept = (tmp_path / "machines.json").read_text()
+    assert KEYS.admin not in kept
+    assert KEYS.search not in kept
     with machines(tmp_path) as it:
         it.silent.append("node-0")
         wait_until(lambda: "its machine, host at 10.0.0.7, is none of Ray's" in it.problem())
         it.places = [{**PLACE, "NodeID": "c", "NodeManagerAddress": "10.0.0.8"}, {**PLACE, "NodeID": "b"}]
         wait_until(lambda: not it.silent)
         [(started, place)] = it.started
-        assert (started.name, started.key, started.options) == (spec.name, KEY, spec.options)
+        assert replace(started, returns=False) == spec
         assert (started.returns, place["NodeID"]) == (True, "b")
         wait_until(lambda: not it.problem())
 
@@ -134,10 +139,8 @@ def test_a_machine_that_ray_lost_comes_back_with_its_lists(tmp_path):
     index = small_index(tmp_path / "idx", n=6000, nlist=64)
     state = index.path / "cluster"
     state.mkdir()
-    starting = (
-        f"from pathlib import Path; from hybridindex.cluster.local_ray import *; start_local(Path({str(state)!r}))"
-    )
-    subprocess.run([sys.executable, "-c", starting], timeout=120, check=True)
+    words = f"import pathlib, hybridindex.cluster.local_ray as ray; ray.start_local(pathlib.Path({str(state)!r}))"
+    subprocess.run([sys.executable, "-c", words], timeout=120, check=True)
     local = read_local(state)
 
     def cluster(*words, or_else=None):
