@@ -99,7 +99,7 @@ class Watch:
             self._heard("")
         self._was_looked_at = True
         if self.up != was_up:
-            _log.warning("node %s is %s", self.entry.name, self.state)
+            _log.log(logging.INFO if self.up else logging.WARNING, "node %s is %s", self.entry.name, self.state)
             self._on_change()
 
     def _heard(self, problem: str) -> None:

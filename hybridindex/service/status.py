@@ -12,6 +12,7 @@ from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.errors import DeviceSlowError, FileError, StoreError
+from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
 from hybridindex.service.serving import without_paths
@@ -126,6 +127,7 @@ def status_of(service: Service) -> dict[str, Any]:
             "quarantined": len(damage.quarantined),
             "mended": len(damage.mended),
         },
+        "cluster": None if service.member is None else service.member.summary(),
         "note": "; ".join(n for n in (service.note, _damage_note(service)) if n) or None,
         "reload": {
             "mode": service.config.reload,
@@ -191,6 +193,8 @@ def health_of(service: Service, storage: list[Check], key_problem: str | None = 
         checks.append(Check(name="keys", ok=key_problem is None, detail=key_problem or "the key file was read"))
     damage = service.router.damage
     checks.append(Check(name="lists", ok=damage.ok, detail=damage.describe()))
+    if service.member is not None:
+        checks.append(_cluster(service.member))
     for tier in service.router.devices:
         failed = tier.failure is not None
         last = ", the last by being slow" if isinstance(tier.failure, DeviceSlowError) else ""
@@ -204,6 +208,15 @@ def health_of(service: Service, storage: list[Check], key_problem: str | None = 
         )
     )
     return Health(checks=tuple(checks))
+
+
+def _cluster(member: Member) -> Check:
+    """Whether every list is on a node that answers."""
+    if member.remote.map is None:
+        return Check(name="cluster", ok=False, detail="this node has no map yet: it knows no other node")
+    lists, part = member.unreachable()
+    words = f"{lists} lists, {part:.2%} of the bytes, are on no node that answers: searches that need them fail"
+    return Check(name="cluster", ok=not lists, detail=words if lists else "every list is on a node that answers")
 
 
 def _disks(service: Service) -> list[Check]:

@@ -105,6 +105,11 @@ class Member:
         self._applying = threading.Lock()
         self._holding: _Holding | None = None
         self._thread: threading.Thread | None = None
+        spans = index.integrity.spans
+        #: (nlist,) int64 bytes of the codes and ids of each.
+        self._list_bytes: npt.NDArray[np.int64] = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
+        self._counted: tuple[ClusterMap | None, dict[str, tuple[int, int]]] = (None, {})
+        self._n_searches = 0
         self._file = index.path / MAP_FILE
         self._resume()
 
@@ -174,8 +179,7 @@ class Member:
         return len(lists)
 
     def _nbytes(self, lists: npt.NDArray[np.int64]) -> int:
-        spans = self._index.integrity.spans[lists]
-        return int((spans[:, :, 1] - spans[:, :, 0]).sum())
+        return int(self._list_bytes[lists].sum())
 
     def _take(
         self, job: _Holding, lists: npt.NDArray[np.int64], bytes_per_s: int | None, before: threading.Thread | None
@@ -225,9 +229,8 @@ class Member:
         if map_ is not None:
             up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")}
             nodes = [(i, node) for i, node in enumerate(map_.nodes) if node.name in up]
-            own = map_.index_of(self.remote.name) or 0
+            own, spans = map_.index_of(self.remote.name) or 0, self._index.integrity.spans
             for i, node in sorted(nodes, key=lambda each: (each[0] - own) % len(map_.nodes)):
-                spans = self._index.integrity.spans
                 source = PeerSource(node.url, self._key, self._tls, spans=spans, timeout_s=_PEER_S)
                 yield source, map_.held_by(i)
         if self._source is not None:
@@ -267,6 +270,55 @@ class Member:
             "holding": None if job is None else job.status(),
             "peers": self.remote.status(),
         }
+
+    def unreachable(self) -> tuple[int, float]:
+        """Lists that no node which answers has, this one included: how many, and their part of the bytes of all."""
+        lists = self.remote.nobody_has()
+        return len(lists), int(self._list_bytes[lists].sum()) / max(1, int(self._list_bytes.sum()))
+
+    def below_replicas(self) -> int:
+        """Lists of the map with fewer holders that answer than there should be."""
+        map_ = self.remote.map
+        if map_ is None:
+            return 0
+        up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")} | {self.remote.name}
+        mask = np.uint64(sum(1 << i for i, node in enumerate(map_.nodes) if node.name in up))
+        return int(np.count_nonzero(np.bitwise_count(map_.holders & mask) < map_.replicas))
+
+    def count_search(self, _answered: object) -> None:
+        """This node has answered one, of a client."""
+        self._n_searches += 1
+
+    def summary(self) -> dict[str, Any]:
+        """What is shown of the cluster: without addresses."""
+        map_, peers = self.remote.map, self.remote.status()
+        lists, part = self.unreachable()
+        own = {"name": self.remote.name, "state": "this node", "asked": 0, "hedged": 0, "failed": 0}
+        held = self._held_by_map(map_)
+        nodes = []
+        for node in (own, *peers):
+            n, nbytes = held.get(node["name"], (0, 0))
+            nodes.append({**{name: node[name] for name in own}, "lists": n, "bytes": nbytes})
+        return {
+            "map_version": 0 if map_ is None else map_.version,
+            "replicas": 0 if map_ is None else map_.replicas,
+            "held_lists": int(self._share.held.sum()),
+            "held_bytes": self._share.held_bytes,
+            "lists_below_replicas": self.below_replicas(),
+            "unreachable_lists": lists,
+            "unreachable_share": part,
+            "fan_out": sum(peer["asked"] for peer in peers) / self._n_searches if self._n_searches else None,
+            "nodes": nodes,
+        }
+
+    def _held_by_map(self, map_: ClusterMap | None) -> dict[str, tuple[int, int]]:
+        """Lists of each node, and their bytes. Counted once for each map: the page asks every second."""
+        counted, held = self._counted
+        if map_ is not None and counted is not map_:
+            masks = {node.name: map_.held_by(i) for i, node in enumerate(map_.nodes)}
+            held = {name: (int(mask.sum()), int(self._list_bytes[mask].sum())) for name, mask in masks.items()}
+            self._counted = map_, held
+        return held
 
     def close(self) -> None:
         """After the router."""

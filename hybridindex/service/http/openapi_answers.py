@@ -294,6 +294,25 @@ _CHANGES = closed(
         "problem": _nullable(_TEXT),
     }
 )
+#: Of a node of one.
+_CLUSTER = _nullable(
+    closed(
+        {
+            **dict.fromkeys(("map_version", "replicas", "held_lists", "held_bytes", "lists_below_replicas"), _COUNT),
+            "unreachable_lists": _COUNT,
+            "unreachable_share": _SHARE,
+            "fan_out": _nullable({**_NUMBER, "minimum": 0}),
+            "nodes": _array(
+                closed(
+                    {
+                        **dict.fromkeys(("name", "state"), _TEXT),
+                        **dict.fromkeys(("lists", "bytes", "asked", "hedged", "failed"), _COUNT),
+                    }
+                )
+            ),
+        }
+    )
+)
 STATUS = answer(
     closed(
         {
@@ -347,6 +366,7 @@ STATUS = answer(
             "sessions": closed(dict.fromkeys(("open", "expired", "displaced"), _COUNT)),
             "refresher": _nullable(_ANY_OBJECT),
             "damage": closed(dict.fromkeys(("passes", "scrubbed_bytes", "found", "quarantined", "mended"), _COUNT)),
+            "cluster": _CLUSTER,
             "note": _nullable(_TEXT),
             "reload": closed(
                 {
@@ -366,7 +386,8 @@ STATUS = answer(
     "retired are older generations that sessions still use. changes: rows added and deleted since the lists were "
     "written, rows that searches find, the log, the number of the last change; changed_share: rows added and deleted, "
     "in parts of the lists' own; split, dissolved: lists, by compactions; writes: whether the daemon takes changes, "
-    "writer: whether nobody else may write; problem: why the last compaction failed",
+    "writer: whether nobody else may write; problem: why the last compaction failed. cluster: of a node of one, else "
+    "null; unreachable: on no node that answers; fan_out: scans that others were asked for, per search",
 )
 SERIES = answer(
     closed(
@@ -394,6 +415,7 @@ SERIES = answer(
             "changes": _CHANGES,
             "precision": _TEXT,
             **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
+            "cluster": _CLUSTER,
             "note": _nullable(_TEXT),
             "ready": _YES,
             "draining": _YES,

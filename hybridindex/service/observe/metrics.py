@@ -73,6 +73,16 @@ class Metrics:
         self._lowered = Counter(
             f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self.registry
         )
+        self._partial = Counter(
+            f"{_PREFIX}partial_answers_total",
+            "Searches answered from a part of their work, which they allowed.",
+            registry=self.registry,
+        )
+        self._missing = Counter(
+            f"{_PREFIX}missing_coverage_total",
+            "What these lacked: the sum over queries of 1 - coverage.",
+            registry=self.registry,
+        )
         # A look-up of a label takes longer than an observation.
         self._stage = {name: self._stages.of(name) for name in ("parse", "queue", "search", "encode", "batch_queue")}
         self._of_route: dict[tuple[str, int], tuple[Counter, Buckets]] = {}
@@ -88,6 +98,10 @@ class Metrics:
         self._hit_rate.observe(seen.hit_rate_sum / len(seen.queries))
         if seen.lowered:
             self._lowered.inc()
+        coverage = seen.result.coverage
+        if coverage is not None:
+            self._partial.inc()
+            self._missing.inc(float((1.0 - coverage).sum()))
         slo_ms = self._service.slo_ms
         if slo_ms is not None:
             self._judged.inc()
@@ -187,10 +201,16 @@ class _Readings(Collector):
     @staticmethod
     def _nodes(member: Member) -> Iterator[Metric]:
         """Of a node of a cluster: its share, and the nodes that it asks."""
+        map_ = member.remote.map
+        unreachable, part = member.unreachable()
         for name, text, value in (
             ("held_lists", "Lists that this node holds.", int(member.share.held.sum())),
             ("held_bytes", "Bytes of them.", member.share.held_bytes),
-            ("unreachable_lists", "Lists that no node which answers holds.", len(member.remote.nobody_has())),
+            ("unreachable_lists", "Lists that no node which answers holds.", unreachable),
+            ("unreachable_share", "Their part of the bytes of all lists.", part),
+            ("map_version", "Of the map in force; 0 without one.", 0 if map_ is None else map_.version),
+            ("replicas", "Nodes that are to hold a list, at least.", 0 if map_ is None else map_.replicas),
+            ("lists_below_replicas", "Lists that fewer nodes which answer hold.", member.below_replicas()),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
         peers = member.remote.status()
@@ -199,7 +219,7 @@ class _Readings(Collector):
             up.add_metric([peer["name"]], peer["state"] in ("up", "late"))
         yield up
         for key, name, text in (
-            ("asked", "node_scans", "Scans that another node was asked for; over queries, the fan-out."),
+            ("asked", "node_scans", "Scans that another node was asked for; over searches, the fan-out."),
             ("asked_bytes", "node_work_bytes", "Code bytes that another node was asked to scan."),
             ("failed", "node_scans_failed", "Of these scans: not answered."),
             ("hedged", "node_hedges", "Of these scans: asked of others, too, because they took long."),

@@ -179,6 +179,7 @@ class Series:
             "precision": service.router.precision,
             "bits": service.router.bits,
             "candidates": service.router.candidates,
+            "cluster": None if service.member is None else service.member.summary(),
             "note": service.generations.current.note or None,
             "ready": service.ready,
             "draining": service.admission.draining,

@@ -49,6 +49,7 @@ class ClusterRoutes:
     def __init__(self, service: Service, member: Member, keyring: Keyring | None, metrics: Metrics) -> None:
         self._service, self._member, self._keyring, self._metrics = service, member, keyring, metrics
         self._index, self._scans = service.index.ivf, Scans(service)
+        service.on_search.append(member.count_search)
         self.handlers: Mapping[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             ("GET", "ping"): self._ping,
             ("GET", CHANNEL_PATH.removeprefix(PEER_PREFIX)): self._channel,
