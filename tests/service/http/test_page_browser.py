@@ -14,6 +14,7 @@ import pytest
 import hybridindex as hx
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.service.auth import KeyFile
+from tests.cluster.test_repairs import started
 from tests.clustered import clustered
 from tests.router.slow_copies import until
 from tests.service.changes.test_served_plan import forget_what_was_applied
@@ -288,6 +289,28 @@ def test_a_key_is_asked_for_and_its_role_decides(serving, open_page, tmp_path):
         assert page.complaints == []
 
 
+@pytest.mark.parametrize("width", [400, 1600])
+def test_the_nodes_of_a_cluster_are_shown(open_page, tmp_path, width):
+    with started(tmp_path, 2, 1.1, "none", replicas=1, repair_after_s=3600.0) as (nodes, _):
+        lost = int(nodes.manager._state.map.held_by(1).sum())
+        page = open_page(nodes.processes["node-0"].url, expected=("401",), viewport={"width": width, "height": 900})
+        page.get_by_label("Key", exact=True).fill(nodes.key)
+        page.get_by_role("button", name="Use it").click()
+        wait_for_state(page, "live")
+        region = page.locator("#nodes")
+        assert region.get_by_role("columnheader").all_inner_texts() == [
+            *("node", "state", "lists", "bytes", "asked", "hedged", "failed")
+        ]
+        sync_api.expect(page.locator("#cluster-words")).to_contain_text("Every list is on a node", timeout=SHOWN_MS)
+        assert "node-0\tthis node\t" in region.inner_text()
+        nodes.end("node-1")
+        words = page.locator("#cluster-words .bad")
+        sync_api.expect(words).to_contain_text(f"{lost} lists, ", timeout=SHOWN_MS)
+        sync_api.expect(region.get_by_role("cell", name="down")).to_be_visible(timeout=SHOWN_MS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.complaints == []
+
+
 def test_every_route_stands_on_a_page_of_its_own(serving, open_page):
     with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
         client.status()
@@ -318,6 +341,7 @@ def test_a_daemon_without_plan_devices_or_searches_says_what_is_missing(serving,
             ("#repartition-off", "nothing to repartition"),
         ):
             assert words in text_of(page, where), where
+        assert not page.locator("#cluster").is_visible()
         assert not page.locator("#repartition-form").is_visible()
         assert "none" in text_of(page, "#tiles")
         assert page.complaints == []

@@ -194,6 +194,7 @@ function drawAll() {
   drawHits(rows);
   drawLoad(rows);
   drawDevices(rows);
+  drawNodes();
   drawDrift();
   drawValues(rows);
   drawForm();
@@ -364,6 +365,20 @@ function table(heads, rows, caption) {
   return el("table", {}, caption ? el("caption", {}, caption) : null,
     el("thead", {}, el("tr", {}, ...heads.map((h) => cell("th", h)))),
     el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((c) => cell("td", c))))));
+}
+
+function drawNodes() {
+  const c = page.state.cluster;
+  $("cluster").hidden = !c;
+  if (!c) return;
+  const lost = c.unreachable_lists, bad = { down: "bad", silent: "bad", late: "bad" };
+  $("cluster-words").replaceChildren(
+    el("strong", { class: lost ? "bad" : "good" }, lost ? `${lists(lost)}, ${percent(c.unreachable_share)} of the bytes, on no node that answers` : "Every list is on a node that answers"),
+    `. ${lists(c.lists_below_replicas)} on fewer than ${c.replicas} nodes. Fan-out: ${c.fan_out == null ? "no searches yet" : `${round(c.fan_out)} other nodes asked per search`}. Map ${c.map_version}.`);
+  const host = $("nodes"), at = host.scrollTop;
+  host.replaceChildren(table([["node"], ["state"], ...["lists", "bytes", "asked", "hedged", "failed"].map((name) => [name, "n"])],
+    c.nodes.map((node) => [[node.name], [node.state, bad[node.state] ?? ""], [`${node.lists}`, "n"], [bytes(node.bytes), "n"], ...[node.asked, node.hedged, node.failed].map((count) => [`${count}`, "n"])])));
+  host.scrollTop = at;
 }
 
 function drawDrift() {
