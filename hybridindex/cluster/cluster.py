@@ -15,7 +15,7 @@ from typing import Any
 from hybridindex import filesystem
 from hybridindex.cluster.access import read_access
 from hybridindex.cluster.keys import ADMIN_FILE, SEARCH_FILE, ClusterKeys, key_for_searches, make_keys, read_keys
-from hybridindex.cluster.local_ray import read_local, start_local, stop_local
+from hybridindex.cluster.local_ray import LOCAL_FILE, read_local, start_local, stop_local
 from hybridindex.cluster.node_process import NodeSpec
 from hybridindex.cluster.ray_actors import (
     NAMESPACE,
@@ -54,6 +54,8 @@ _THREADS = 8
 #: For an actor to come, and for a node to end.
 _START_S, _END_S = 180.0, 60.0
 _POLL_S = 0.2
+#: In the cluster's folder from its start to its end.
+_WHILE_STARTED = (STATE_FILE, MACHINES_FILE)
 
 #: Told what goes on: words, bytes that were copied, and of how many; None where nothing is copied.
 OnProgress = Callable[[str, int | None, int | None], None]
@@ -154,8 +156,7 @@ def start(
             raise ServiceError(f"a cluster of {path} runs already; stop it first: hybridindex cluster stop {path}")
         filesystem.make_folder(state, parents=True, exist_ok=True)
         # A request that was changed, and nodes that are gone, begin anew; shares on disk are used again.
-        for name_of in (STATE_FILE, MACHINES_FILE):
-            filesystem.unlink(state / name_of, missing_ok=True)
+        _forget(state)
         try:
             cluster._begin(places, request, nodes, tell)
         except BaseException:
@@ -186,14 +187,16 @@ def connect(
         ca: certificates that those of nodes are checked with.
 
     Raises:
-        ServiceError: no such cluster runs. UnreachableError, MissingDependencyError: Ray does not answer, or is not
-        installed.
+        ServiceError: no such cluster was started, or none runs on the Ray that answers. UnreachableError,
+        MissingDependencyError: Ray does not answer, or is not installed.
     """
     path = as_path(index)
     state = _folder_of(path, folder)
     if address.startswith(("http://", "https://")):
         return Cluster(path, "", state, None, seed=address, key=key, ca=ca)
-    cluster = Cluster(path, _name_of(path), state, _attach(state, address), key=key, ca=ca)
+    name = _name_of(path)
+    _check_started(path, state, address)
+    cluster = Cluster(path, name, state, _attach(state, address), key=key, ca=ca)
     cluster.status()  # whether there is one
     return cluster
 
@@ -207,17 +210,18 @@ def stop(index: str | Path, *, address: str = "auto", folder: str | Path | None 
     path = as_path(index)
     state, name = _folder_of(path, folder), _name_of(path)
     own = read_local(state) if address == "auto" else None
+    _check_started(path, state, address)
     try:
         cluster = Cluster(path, name, state, _attach(state, address))
     except (UnreachableError, ServiceError):
         if own is None:
             raise
         stop_local(state)
-        filesystem.unlink(state / STATE_FILE, missing_ok=True)
+        _forget(state)
         return
     with cluster:
         if own is None and not cluster.runs():
-            raise no_cluster(name)
+            raise no_cluster(cluster._ray, name)
         cluster.stop()
 
 
@@ -234,6 +238,24 @@ def _name_of(path: Path) -> str:
 
 def _folder_of(path: Path, folder: str | Path | None) -> Path:
     return path / FOLDER if folder is None else Path(folder)
+
+
+def _check_started(path: Path, state: Path, address: str) -> None:
+    """Whatever Ray is found on this machine may be somebody else's: it is not asked for a cluster that was not started.
+
+    Raises:
+        ServiceError: the folder says that no cluster was started.
+    """
+    if address == "auto" and not any(filesystem.exists(state / name) for name in (*_WHILE_STARTED, LOCAL_FILE)):
+        raise ServiceError(
+            f"no cluster of {path} was started, as {state} says; start it (hybridindex cluster start INDEX), or name "
+            "the folder of its state (--state DIR) or its Ray (--address HOST:PORT)"
+        )
+
+
+def _forget(state: Path) -> None:
+    for name in _WHILE_STARTED:
+        filesystem.unlink(state / name, missing_ok=True)
 
 
 def _attach(state: Path, address: str) -> Any:
@@ -364,7 +386,7 @@ class Cluster:
         if read_local(self._folder) is not None:
             _detach()
             stop_local(self._folder)
-        filesystem.unlink(self._folder / STATE_FILE, missing_ok=True)
+        _forget(self._folder)
 
     # Asking and changing
 

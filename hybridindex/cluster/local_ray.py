@@ -17,9 +17,10 @@ from pathlib import Path
 from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, FileError, MissingFileError, ServiceError
 
-__all__ = ["LocalRay", "read_local", "start_local", "stop_local"]
+__all__ = ["LOCAL_FILE", "LocalRay", "read_local", "start_local", "stop_local"]
 
-_FILE = "ray.json"
+#: In the cluster's folder.
+LOCAL_FILE = "ray.json"
 #: A loopback address that Ray takes for a machine's: it replaces 127.0.0.1 by the address that others see.
 _ADDRESS = "127.0.0.2"
 _START_S, _END_S = 60.0, 20.0
@@ -46,8 +47,8 @@ class LocalRay:
         """
         if self.host != socket.gethostname():
             raise ServiceError(
-                f"a cluster of this index was started on {self.host}, with --local; stop it there, or remove {_FILE} "
-                "from the cluster's folder if that machine is gone"
+                f"a cluster of this index was started on {self.host}, with --local; stop it there, or remove "
+                f"{LOCAL_FILE} from the cluster's folder if that machine is gone"
             )
         return any(self._owns(int(entry.name)) for entry in filesystem.list_folder("/proc", "[0-9]*"))
 
@@ -64,11 +65,11 @@ class LocalRay:
 def read_local(folder: Path) -> LocalRay | None:
     """The one that a cluster's folder names; None: it has none."""
     try:
-        return LocalRay(**json.loads(filesystem.read_bytes(folder / _FILE)))
+        return LocalRay(**json.loads(filesystem.read_bytes(folder / LOCAL_FILE)))
     except MissingFileError:
         return None
     except (FileError, ValueError, TypeError) as error:
-        raise CorruptIndexError(f"{folder / _FILE} cannot be used: {error}") from error
+        raise CorruptIndexError(f"{folder / LOCAL_FILE} cannot be used: {error}") from error
 
 
 def start_local(folder: Path) -> LocalRay:
@@ -114,7 +115,7 @@ def start_local(folder: Path) -> LocalRay:
             raise ServiceError(f"Ray did not start here: {said[-1] if said else 'it said nothing'}")
         time.sleep(0.05)
     found = LocalRay(address=address, token=token, pid=process.pid, folder=str(own), host=socket.gethostname())
-    filesystem.replace_file(folder / _FILE, json.dumps(asdict(found)), permissions=0o600)
+    filesystem.replace_file(folder / LOCAL_FILE, json.dumps(asdict(found)), permissions=0o600)
     return found
 
 
@@ -136,7 +137,7 @@ def stop_local(folder: Path) -> None:
         while _lives(found.pid) and time.monotonic() < ends:
             time.sleep(0.05)
     filesystem.discard_tree(found.folder)
-    filesystem.unlink(folder / _FILE, missing_ok=True)
+    filesystem.unlink(folder / LOCAL_FILE, missing_ok=True)
 
 
 def _lives(group: int) -> bool:

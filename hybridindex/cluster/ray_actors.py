@@ -201,9 +201,13 @@ def manager_of(ray: Any, cluster: str) -> Any:
     try:
         return ray.get_actor(f"{cluster}:manager", namespace=NAMESPACE)
     except ValueError:
-        raise no_cluster(cluster) from None
+        raise no_cluster(ray, cluster) from None
 
 
-def no_cluster(cluster: str) -> ServiceError:
-    """That no such one runs."""
-    return ServiceError(f"no cluster {cluster} runs on this Ray; start it: hybridindex cluster start INDEX")
+def no_cluster(ray: Any, cluster: str) -> ServiceError:
+    """That no such one runs on the Ray that was found, which may be somebody else's."""
+    found = ray.get_runtime_context().gcs_address
+    return ServiceError(
+        f"no cluster {cluster} runs on the Ray at {found}; start it (hybridindex cluster start INDEX), or name the Ray "
+        "that it runs on (--address HOST:PORT)"
+    )

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.cluster import NodeOptions
+import hybridindex.cluster as hc
+from hybridindex.cluster import NodeOptions, ray_actors
 from hybridindex.cluster.local_ray import read_local, stop_local
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
 from hybridindex.errors import CorruptIndexError, InvalidInputError, ServiceError
@@ -158,3 +159,26 @@ def test_a_ray_that_has_ended_is_forgotten_and_nothing_else_is_killed(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+def test_somebody_elses_ray_is_not_asked_for_a_cluster_that_was_not_started(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("hybridindex.cluster.cluster.attach", asked.append)
+    for call in (hc.connect, hc.stop):
+        with pytest.raises(ServiceError, match=r"no cluster of .* was started, as .*cluster says"):
+            call(tmp_path)
+    assert not asked
+
+
+def test_a_ray_without_the_cluster_is_named():
+    class Stranger:
+        gcs_address = "10.0.0.5:6379"
+
+        def get_actor(self, name, namespace):
+            raise ValueError(name, namespace)
+
+        def get_runtime_context(self):
+            return self
+
+    with pytest.raises(ServiceError, match=r"no cluster idx-1 runs on the Ray at 10\.0\.0\.5:6379"):
+        ray_actors.manager_of(Stranger(), "idx-1")

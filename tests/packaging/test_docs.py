@@ -36,6 +36,7 @@ NOT_OURS = {
     "share.json",
     "snapshot.json",
     "cluster.json",
+    "machines.json",
     "nodes.json",
     "ray.json",
     "keys.json",
