@@ -3,6 +3,7 @@ lists come and go, with a device, and where a list turns out to be damaged."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from hybridindex.index import open_index, verify
 from hybridindex.index.integrity import Integrity
 from hybridindex.index.share.share import create_share
 from hybridindex.router import Router
+from hybridindex.router.batch.batch import GivenProbes
 from tests.clustered import NLIST, hand_made_plan
 from tests.index.share.shares import NPROBE, QUERIES, K, Pair, share_of
 from tests.oracle import check_answer
@@ -322,3 +324,31 @@ def test_ids_are_filtered_where_all_that_they_need_is_held(make):
             assert np.array_equal(found.ids, expected.ids)
         assert pair.share.held.all()
         assert np.array_equal(router.search(QUERIES[row], K, NPROBE, deny_ids=denied).ids, expected.ids)
+
+
+def test_given_lists_are_scanned_or_refused(make):
+    """As another node of a cluster gives them, many at once."""
+    pair = make()
+    pair.share.hold(pair.hottest()[:20], pair.source)
+    queries = pair.whole.transform(QUERIES)
+    probes, coarse = pair.whole.quantize(queries, NPROBE)
+
+    async def scan(router: Router):
+        rows = [slice(row, row + 1) for row in range(len(QUERIES))]
+        scans = [router.ascan(queries[row], K, GivenProbes(probes[row], coarse[row])) for row in rows]
+        return await asyncio.gather(*scans, return_exceptions=True)
+
+    with Router(pair.index) as router:
+        found = asyncio.run(scan(router))
+    n_refused = 0
+    for row, outcome in enumerate(found):
+        lacking = pair.lacking(row)
+        if lacking:
+            n_refused += 1
+            assert isinstance(outcome, NotHeldError)
+            assert list(outcome.lists) == lacking
+        else:
+            check_answer(
+                pair.whole, queries[row : row + 1], probes[row : row + 1], K, outcome.distances, outcome.ids
+            )
+    assert 0 < n_refused < len(QUERIES)
