@@ -13,7 +13,7 @@ from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I64, SearchResult
 from tests.clustered import clustered
 from tests.coded import best_of
-from tests.oracle import check_answer
+from tests.oracle import TOLERANCE, candidate_distances, check_answer
 from tests.simulation.virtual.scheduler import ViolationError
 
 __all__ = ["N_QUERIES", "Answers", "CodedAnswers"]
@@ -60,6 +60,52 @@ class Answers:
             except AssertionError as error:
                 raise ViolationError(f"query {row} with k {k} and nprobe {n} got a wrong answer: {error}") from error
             self._right.add(key)
+
+    def check_partial(self, rows: Any, k: int, result: SearchResult) -> None:
+        """Raises ViolationError: no loss of probed lists explains both the answer and its coverage."""
+        self.n_checked += 1
+        assert result.coverage is not None
+        if not ((result.coverage >= 0) & (result.coverage <= 1)).all() or (result.coverage == 1).all():
+            raise ViolationError(f"the coverage of a partial answer is {result.coverage}")
+        for at, row in enumerate(np.atleast_1d(rows).tolist()):
+            query = self._index.transform(self.pool[row : row + 1])
+            probes = self._index.quantize(query, int(result.nprobe_used[at]))[0][0]
+            ids, distances = result.ids[at], result.distances[at]
+            try:
+                lost = self._lost(query[0], probes, k, ids, float(result.coverage[at]))
+                left = np.setdiff1d(probes, lost)[None]
+                check_answer(self._decoded, query, left, k, distances[None], ids[None])
+            except AssertionError as error:
+                raise ViolationError(
+                    f"query {row} with k {k}, nprobe {len(probes)} and coverage {result.coverage[at]} got a wrong answer: {error}"
+                ) from error
+
+    def _lost(self, query: F32, probes: I64, k: int, ids: I64, coverage: float) -> I64:
+        """Which of a query's lists were not scanned: those that lack rows of the answer, and others, so that all
+        together have the bytes that the coverage lacks. Raises AssertionError: there are no such."""
+        found, nbytes = set(ids[ids >= 0].tolist()), self._index.list_bytes[probes].astype(np.int64)
+        full = len(found) == k
+        all_ids = [self._decoded.list_ids(int(each)) for each in probes]
+        exact = [candidate_distances(self._decoded, query, each[None])[1] for each in probes]
+        own = {int(i): float(x) for of_list, d in zip(all_ids, exact, strict=True) for i, x in zip(of_list, d, strict=True)}
+        sign = -1.0 if self._index.metric == "ip" else 1.0
+        worst = max((sign * own[i] for i in found), default=0.0) if full else np.inf
+        lacking, free = [], []
+        for number, (of_list, d) in enumerate(zip(all_ids, exact, strict=True)):
+            has = [int(i) in found for i in of_list]
+            nearer = [sign * x < worst - 2 * TOLERANCE * (1 + abs(x)) for x in d]
+            if any(n and not h for n, h in zip(nearer, has, strict=True)):
+                assert not any(has), f"of list {probes[number]} some rows are missing, and some are there"
+                lacking.append(number)
+            elif not any(has):
+                free.append(number)
+        sums = np.full(1, nbytes[lacking].sum())
+        for number in free:
+            sums = np.concatenate([sums, sums + nbytes[number]])
+        works = (1.0 - sums / max(1, int(nbytes.sum()))).astype(np.float32) == np.float32(coverage)
+        assert works.any(), f"it lacks {nbytes[lacking].sum()} of {nbytes.sum()} bytes, and maybe some of {nbytes[free]}"
+        chosen = int(np.flatnonzero(works)[0])
+        return probes[[*lacking, *(number for at, number in enumerate(free) if chosen >> at & 1)]]
 
     def _compared(self, query: F32, probes: I64, k: int, nprobe: int) -> tuple[IVFIndex, F32, I64]:
         """What an answer is the best of: an index, the transformed query (1, d), and its lists there (1, p)."""

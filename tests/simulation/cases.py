@@ -15,6 +15,7 @@ from tests.coded import with_codes
 from tests.memory_folder import memory_folder
 from tests.simulation.answers import Answers, CodedAnswers
 from tests.simulation.daemon_world import run_daemon
+from tests.simulation.nodes_world import run_nodes
 from tests.simulation.planned import make_planned
 from tests.simulation.router_world import run_router
 from tests.simulation.shares_world import run_shares
@@ -22,7 +23,7 @@ from tests.simulation.world import Outcome
 
 __all__ = ["FIXED", "Case", "Indexes", "WorldName", "endless", "indexes"]
 
-WorldName = Literal["router", "router-quiet", "router-codes", "daemon", "daemon-quiet", "shares"]
+WorldName = Literal["router", "router-quiet", "router-codes", "daemon", "daemon-quiet", "shares", "nodes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class Case:
             return run_router(self.seed, self.seconds, indexes.coded.by_codes(), indexes.coded_answers)
         if world == "router":
             return run_router(self.seed, self.seconds, indexes.small, indexes.small_answers, quiet=kind == "quiet")
+        if world == "nodes":
+            return run_nodes(self.seed, self.seconds, indexes.small, indexes.small_answers)
         if world == "daemon":
             return run_daemon(self.seed, self.seconds, indexes.planned, indexes.planned_answers, quiet=kind == "quiet")
         return run_shares(self.seed, self.seconds, indexes.planned, indexes.planned_answers)

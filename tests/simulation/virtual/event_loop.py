@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import Callable
+from asyncio.futures import _chain_future  # type: ignore[attr-defined]
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from tests.simulation.virtual.primitives import Executor
+from tests.simulation.virtual.primitives import Executor, Future
 from tests.simulation.virtual.scheduler import Scheduler, SimThread, current, running
 
-__all__ = ["Connection", "SimLoop", "on_loop"]
+__all__ = ["ASYNCIO", "Connection", "SimLoop", "on_loop"]
 
 #: Bytes that a connection takes before its reader reads.
 _HIGH_WATER = 1 << 16
@@ -48,6 +49,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._handlers: dict[int, Callable[[], object]] = {}
         #: Makers of protocols, of what listens.
         self.listening: list[Callable[[], asyncio.Protocol]] = []
+        #: Opens connections, given a maker of a protocol, and a port; None: nobody can be reached.
+        self.dial: Callable[[Callable[[], Any], int], Awaitable[Any]] | None = None
 
     def time(self) -> float:
         return self._sim.now
@@ -91,6 +94,13 @@ class SimLoop(asyncio.BaseEventLoop):
     def delay_s(self) -> float:
         """On the way from a client."""
         return self._sim.random.uniform(1e-4, 2e-3)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Any, host: str, port: int, **_options: Any
+    ) -> Any:
+        if self.dial is None:
+            raise ConnectionRefusedError
+        return await self.dial(protocol_factory, port)
 
     async def create_server(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
         self.listening.append(protocol_factory)
@@ -248,3 +258,18 @@ def on_loop(make: Callable[[SimLoop], Any]) -> Any:
         loop = runner.get_loop()
         assert isinstance(loop, SimLoop)
         return runner.run(make(loop))
+
+
+def _run_threadsafe(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+    """As :func:`asyncio.run_coroutine_threadsafe`."""
+    future: Future[Any] = Future()
+    loop.call_soon_threadsafe(lambda: _chain_future(asyncio.ensure_future(coroutine, loop=loop), future))
+    return future
+
+
+#: What simulated threads see of :mod:`asyncio` instead. All of them are one thread for the system, which has one loop.
+ASYNCIO: dict[str, Callable[..., Any]] = {
+    "new_event_loop": SimLoop,
+    "run_coroutine_threadsafe": _run_threadsafe,
+    "set_event_loop": lambda _loop: None,
+}

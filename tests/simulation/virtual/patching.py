@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import pkgutil
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import hybridindex
-from tests.simulation.virtual.primitives import REPLACED
+from tests.simulation.virtual.event_loop import ASYNCIO
+from tests.simulation.virtual.primitives import REPLACED, Module
 
 __all__ = ["patched", "product_modules"]
 
 #: Rooms that no router and no daemon imports.
 _OTHER = ("cli", "demo", "report", "rag", "integrations", "studies", "client", "llm", "old_paths", "__main__")
+
+_REPLACED = [*REPLACED, (asyncio, Module(asyncio, ASYNCIO))]
 
 
 def product_modules() -> list[types.ModuleType]:
@@ -56,7 +60,7 @@ def patched() -> Iterator[None]:
 
 
 def _replacement(value: Any) -> Any:
-    return next((new for old, new in REPLACED if value is old), None)
+    return next((new for old, new in _REPLACED if value is old), None)
 
 
 def _patch_defaults(value: Any, undo: list[Callable[[], None]]) -> None:

@@ -18,7 +18,18 @@ from typing import Any, Generic, TypeVar
 
 from tests.simulation.virtual.scheduler import Scheduler, SimThread, current, running
 
-__all__ = ["REPLACED", "Condition", "Event", "Executor", "Future", "Lock", "RLock", "Semaphore", "SimpleQueue"]
+__all__ = [
+    "REPLACED",
+    "Condition",
+    "Event",
+    "Executor",
+    "Future",
+    "Lock",
+    "Module",
+    "RLock",
+    "Semaphore",
+    "SimpleQueue",
+]
 
 T = TypeVar("T")
 
@@ -316,7 +327,7 @@ def _own() -> int:
     return -1 if thread is None else thread.ident
 
 
-class _Module(ModuleType):
+class Module(ModuleType):
     """A module of which simulated threads see other parts."""
 
     def __init__(self, module: ModuleType, parts: dict[str, Any]) -> None:
@@ -362,9 +373,9 @@ _threads = {
 
 #: What the product's modules hold -> what they hold in a simulation.
 REPLACED: list[tuple[Any, Any]] = [
-    (threading, _Module(threading, _threads)),
-    (time, _Module(time, {**dict.fromkeys(_CLOCKS, _clock), "sleep": _sleep})),
-    (queue, _Module(queue, {"SimpleQueue": SimpleQueue, "Queue": SimpleQueue})),
+    (threading, Module(threading, _threads)),
+    (time, Module(time, {**dict.fromkeys(_CLOCKS, _clock), "sleep": _sleep})),
+    (queue, Module(queue, {"SimpleQueue": SimpleQueue, "Queue": SimpleQueue})),
     (queue.SimpleQueue, _in_simulation(SimpleQueue, queue.SimpleQueue)),
     (StandardFuture, Future),
     (StandardExecutor, _in_simulation(Executor, StandardExecutor)),

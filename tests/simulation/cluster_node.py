@@ -1,0 +1,268 @@
+"""A node of a cluster in a simulation: a share, a router with its remote tier, and a server that speaks HTTP.
+
+The server answers as ``hybridindex/service/http/routes/of_cluster.py`` does, unless it is told to do worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import httptools
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import HybridIndexError, NotHeldError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.opening import open_index
+from hybridindex.index.share.share import create_share
+from hybridindex.index.share.source import FolderSource
+from hybridindex.router import Router
+from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
+from hybridindex.router.remote.remote_lists import RemoteLists
+from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from tests.simulation.virtual.event_loop import SimLoop
+from tests.simulation.virtual.network import End, Network
+from tests.simulation.virtual.scheduler import ViolationError
+from tests.simulation.world import World
+
+__all__ = ["GARBLED", "Node", "make_empty_share"]
+
+#: What a node says that is out of its mind.
+GARBLED = ("short", "no-http", "not-held", "failed")
+
+
+def make_empty_share(index: IVFIndex, path: Path) -> None:
+    """A folder that nodes copy."""
+    create_share(path, FolderSource(index.path))
+
+
+class _Hedges(HedgeBudget):
+    """Knows when it refused one."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.refused_s = 0.0
+        self.n_earned = self.n_spent = 0
+
+    def earn(self) -> None:
+        self.n_earned += 1
+        super().earn()
+
+    def spend(self) -> bool:
+        if super().spend():
+            self.n_spent += 1
+            return True
+        self.refused_s = self._world.sim.now
+        return False
+
+
+class Node:
+    """One node, which may stop and start again."""
+
+    def __init__(
+        self, world: World, network: Network, name: str, folder: Path, whole: IVFIndex, settings: dict[str, Any]
+    ) -> None:
+        """``whole``: gives what it holds. ``settings``: of its router, and ``timeout_s`` of its remote tier."""
+        self.world, self.name = world, name
+        self._network = network
+        self._folder, self._source = folder, FolderSource(whole.path)
+        self._timeout_s = settings.pop("timeout_s")
+        self._settings = settings
+        self._draw = random.Random(f"{name} {world.draw.random()}")
+        self.keep_alive_s = world.draw.choice((0.5, 5.0, 60.0))
+        #: Until when it answers nothing; scans nothing; says what it should not.
+        self.hangs = self.stuck = self.garbles = 0.0
+        #: Until when scans wait, and for how long.
+        self.slow, self.slow_s = 0.0, 0.0
+        self.garbled = GARBLED[0]
+        #: Pings that each other node was answered since this one was started.
+        self.pings: Counter[str] = Counter()
+        self.is_up = False
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.name}:{self.port}"
+
+    def start(self, port: int, held: npt.NDArray[np.bool_] | None) -> None:
+        """``held``: what is on its disk; None: what was there."""
+        if held is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.copytree(self._folder.parent / "empty", self._folder)
+        self.index = open_index(self._folder)
+        if held is not None:
+            self.hold(held)
+        self.remote = RemoteLists(self.index, self.name, timeout_s=self._timeout_s)
+        self.remote.hedges = self.hedges = _Hedges(self.world)
+        self.router = Router(self.index, remote=self.remote, scrub_bytes_per_s=0, threads=1, **self._settings)
+        self._serving = LoopThread(name=f"serving {self.name}")
+        for loop in (cast("SimLoop", self.remote.loop), cast("SimLoop", self._serving.loop)):
+            loop.set_exception_handler(self._fail)
+            loop.dial = self._network.dialler(loop, self.name)
+        self.pings.clear()
+        self.port, self.is_up = port, True
+        self._network.listen(port, cast("SimLoop", self._serving.loop), self.name, lambda: _Server(self))
+
+    def _fail(self, _loop: Any, context: dict[str, Any]) -> None:
+        error = ViolationError(f"on a loop of {self.name}: {context.get('message')}: {context.get('exception')!r}")
+        error.__cause__ = context.get("exception")
+        self.world.sim.fail(error)
+
+    def hold(self, held: npt.NDArray[np.bool_]) -> None:
+        assert self.index.share is not None
+        self.index.share.hold(np.flatnonzero(held).tolist(), self._source)
+
+    def drop(self, gone: npt.NDArray[np.bool_]) -> None:
+        assert self.index.share is not None
+        self.index.share.drop(np.flatnonzero(gone).tolist())
+
+    def stop(self) -> None:
+        """As a process that is killed, for the others: its connections end at once."""
+        self.is_up = False
+        self._network.go_away(self.name)
+        # For who asks it: no process ends in a simulation.
+        self.router.close()
+        self._check_end()
+        self.remote.close()
+        self._serving.run(self._end_tasks())
+        self._serving.close()
+        self.index.close()
+
+    def _check_end(self) -> None:
+        remote = self.remote
+        left = {"scans": len(remote._scans), "parts": remote._n_open}
+        for peer in remote._view.peers:
+            if peer is not None:
+                left[f"scans of {peer.node.name}"] = peer.n_open
+                left[f"waits for {peer.node.name}"] = len(peer._waiting)
+        for what, n in left.items():
+            if n:
+                raise ViolationError(f"{self.name} has closed its router, and {n} {what} are open")
+        # Some peers have left.
+        hedged = sum(peer["hedged"] for peer in remote.status())
+        if hedged > 20 + 0.1 * self.hedges.n_earned:
+            raise ViolationError(f"{self.name} asked {hedged} of {self.hedges.n_earned} scans twice")
+        self.world.done["hedges"] += hedged
+
+    async def _end_tasks(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        # In the order in which they were made.
+        for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # On the loop of the server
+
+    async def pause_until(self, name: str) -> None:
+        while (left := getattr(self, name) - self.world.sim.now) > 0:
+            await asyncio.sleep(left)
+
+    async def answer(self, asker: str, target: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body."""
+        await self.pause_until("hangs")
+        if target == "/v1/cluster/ping":
+            self.pings[asker] += 1
+            return 204, b""
+        self.world.done["scans for others"] += 1
+        self.asked(asker)
+        options = dict(parse_qsl(urlsplit(target).query))
+        if options["of"] != f"{self.index.fingerprint}.{self.index.generation}":
+            raise ViolationError(f"{self.name} was asked for {options['of']}")
+        await self.pause_until("stuck")
+        if self.slow > self.world.sim.now:
+            await asyncio.sleep(self._draw.uniform(0.5, 1) * self.slow_s)
+        n, d, w, k = (int(options[name]) for name in "ndwk")
+        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
+        try:
+            found = await self.router.ascan(queries, k, GivenProbes(probes, coarse))
+        except NotHeldError:
+            self.world.done["scans of lists that are not held"] += 1
+            return 503, b"not-held"
+        except HybridIndexError as error:
+            return 503, repr(error).encode()
+        return 200, encode_found(found.distances, found.ids)
+
+    def asked(self, asker: str) -> None:
+        """Told of each scan that another node asks for."""
+
+
+class _Server(asyncio.Protocol):
+    """One connection: one request at a time, and an end when nothing came for a while."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = weakref.proxy(node)
+        self._parser = httptools.HttpRequestParser(self)
+        self._target, self._body = "", b""
+        self._deaf = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, End)
+        self._end = transport
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wake()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _rest(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._node.keep_alive_s, self._end.close)
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def data_received(self, data: bytes) -> None:
+        self._wake()
+        if not self._deaf:
+            self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        if self._task is not None:
+            raise ViolationError("a request came before the last one was answered")
+        self._task = asyncio.ensure_future(self._answer(self._target, self._body))
+        self._target, self._body = "", b""
+
+    async def _answer(self, target: str, body: bytes) -> None:
+        node, draw = self._node, self._node._draw
+        try:
+            status, answer = await node.answer(self._end.get_extra_info("peername")[0], target, body)
+        except ViolationError as error:
+            node.world.sim.fail(error)
+        stays, kind = draw.random() < 0.95, ""
+        if node.garbles > node.world.sim.now and status == 200:
+            kind = node.garbled
+            status = {"not-held": 503, "failed": 500}.get(kind, status)
+            answer = answer[:-12] if kind == "short" else answer
+        head = f"HTTP/1.1 {status} .\r\ncontent-length: {len(answer)}\r\n"
+        head += "" if stays else "connection: close\r\n"
+        self._task = None
+        if kind == "no-http":
+            # Nobody knows where the next answer would begin: there is none.
+            self._deaf = True
+            self._end.write(b"twaddle")
+            return
+        self._end.write(head.encode() + b"\r\n" + answer)
+        if stays:
+            self._rest()
+        else:
+            # Whoever believes that it stays open asks in vain.
+            self._end.close()
