@@ -76,9 +76,8 @@ class Answers:
                 left = np.setdiff1d(probes, lost)[None]
                 check_answer(self._decoded, query, left, k, distances[None], ids[None])
             except AssertionError as error:
-                raise ViolationError(
-                    f"query {row} with k {k}, nprobe {len(probes)} and coverage {result.coverage[at]} got a wrong answer: {error}"
-                ) from error
+                asked = f"k {k}, nprobe {len(probes)} and coverage {result.coverage[at]}"
+                raise ViolationError(f"query {row} with {asked} got a wrong answer: {error}") from error
 
     def _lost(self, query: F32, probes: I64, k: int, ids: I64, coverage: float) -> I64:
         """Which of a query's lists were not scanned: those that lack rows of the answer, and others, so that all
@@ -87,7 +86,9 @@ class Answers:
         full = len(found) == k
         all_ids = [self._decoded.list_ids(int(each)) for each in probes]
         exact = [candidate_distances(self._decoded, query, each[None])[1] for each in probes]
-        own = {int(i): float(x) for of_list, d in zip(all_ids, exact, strict=True) for i, x in zip(of_list, d, strict=True)}
+        own = {
+            int(i): float(x) for of_list, d in zip(all_ids, exact, strict=True) for i, x in zip(of_list, d, strict=True)
+        }
         sign = -1.0 if self._index.metric == "ip" else 1.0
         worst = max((sign * own[i] for i in found), default=0.0) if full else np.inf
         lacking, free = [], []
@@ -103,7 +104,9 @@ class Answers:
         for number in free:
             sums = np.concatenate([sums, sums + nbytes[number]])
         works = (1.0 - sums / max(1, int(nbytes.sum()))).astype(np.float32) == np.float32(coverage)
-        assert works.any(), f"it lacks {nbytes[lacking].sum()} of {nbytes.sum()} bytes, and maybe some of {nbytes[free]}"
+        assert works.any(), (
+            f"it lacks {nbytes[lacking].sum()} of {nbytes.sum()} bytes, and maybe some of {nbytes[free]}"
+        )
         chosen = int(np.flatnonzero(works)[0])
         return probes[[*lacking, *(number for at, number in enumerate(free) if chosen >> at & 1)]]
 

@@ -1,6 +1,6 @@
-"""A node of a cluster in a simulation: a share, a router with its remote tier, and a server that speaks HTTP.
+"""A node of a cluster in a simulation: a share, a router with its remote tier, and a server of pings and channels.
 
-The server answers as ``hybridindex/service/http/routes/of_cluster.py`` does, unless it is told to do worse.
+The server answers as ``hybridindex/service/http/nodes`` does, unless it is told to do worse.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import httptools
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import HybridIndexError, NotHeldError
+from hybridindex.errors import NotHeldError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
-from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.remote_lists import RemoteLists
-from hybridindex.router.remote.scan_codec import decode_scan, encode_found
+from hybridindex.router.remote.scan_codec import decode_asked, encode_found
+from hybridindex.service.config import Limits
+from hybridindex.service.http.nodes.channel import ScanChannel
+from hybridindex.service.intake.request_memory import Charge, RequestMemory
 from tests.simulation.virtual.event_loop import SimLoop
 from tests.simulation.virtual.network import End, Network
 from tests.simulation.virtual.scheduler import ViolationError
@@ -36,7 +39,7 @@ from tests.simulation.world import World
 __all__ = ["GARBLED", "Node", "make_empty_share"]
 
 #: What a node says that is out of its mind.
-GARBLED = ("short", "no-http", "not-held", "failed")
+GARBLED = ("short", "twaddle", "not-held", "failed")
 
 
 def make_empty_share(index: IVFIndex, path: Path) -> None:
@@ -166,43 +169,42 @@ class Node:
         while (left := getattr(self, name) - self.world.sim.now) > 0:
             await asyncio.sleep(left)
 
-    async def answer(self, asker: str, target: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body."""
+    async def answer_ping(self, asker: str) -> None:
+        """Returns when it is answered."""
         await self.pause_until("hangs")
-        if target == "/v1/cluster/ping":
-            self.pings[asker] += 1
-            return 204, b""
+        self.pings[asker] += 1
+
+    async def answer_scan(self, asker: str, options: str, body: bytes | memoryview) -> bytes:
+        """Raises what a daemon's refusal is made of."""
+        await self.pause_until("hangs")
         self.world.done["scans for others"] += 1
         self.asked(asker)
-        options = dict(parse_qsl(urlsplit(target).query))
-        if options["of"] != f"{self.index.fingerprint}.{self.index.generation}":
-            raise ViolationError(f"{self.name} was asked for {options['of']}")
+        given = dict(parse_qsl(options))
+        if given["of"] != f"{self.index.fingerprint}.{self.index.generation}":
+            self.world.sim.fail(ViolationError(f"{self.name} was asked for {given['of']}"))
         await self.pause_until("stuck")
         if self.slow > self.world.sim.now:
             await asyncio.sleep(self._draw.uniform(0.5, 1) * self.slow_s)
-        n, d, w, k = (int(options[name]) for name in "ndwk")
-        queries, probes, coarse = decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
+        n, d, w, k = (int(given[name]) for name in "ndwk")
+        asked = decode_asked(body, n=n, d=d, w=w, n_filters=int(given.get("f", 0)), index=self.index)
         try:
-            found = await self.router.ascan(queries, k, GivenProbes(probes, coarse))
+            found = await self.router.ascan(asked.queries, k, asked.given())
         except NotHeldError:
             self.world.done["scans of lists that are not held"] += 1
-            return 503, b"not-held"
-        except HybridIndexError as error:
-            return 503, repr(error).encode()
-        return 200, encode_found(found.distances, found.ids)
+            raise
+        return encode_found(found.distances, found.ids)
 
     def asked(self, asker: str) -> None:
         """Told of each scan that another node asks for."""
 
 
 class _Server(asyncio.Protocol):
-    """One connection: one request at a time, and an end when nothing came for a while."""
+    """One connection: pings, one at a time, and an end when nothing came for a while; or a channel."""
 
     def __init__(self, node: Node) -> None:
         self._node = weakref.proxy(node)
         self._parser = httptools.HttpRequestParser(self)
-        self._target, self._body = "", b""
-        self._deaf = False
+        self._target = ""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -226,43 +228,66 @@ class _Server(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._wake()
-        if not self._deaf:
+        try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            _Channel(self._node, self._end)
 
     def on_url(self, url: bytes) -> None:
         self._target += url.decode()
 
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
     def on_message_complete(self) -> None:
-        if self._task is not None:
-            raise ViolationError("a request came before the last one was answered")
-        self._task = asyncio.ensure_future(self._answer(self._target, self._body))
-        self._target, self._body = "", b""
-
-    async def _answer(self, target: str, body: bytes) -> None:
-        node, draw = self._node, self._node._draw
-        try:
-            status, answer = await node.answer(self._end.get_extra_info("peername")[0], target, body)
-        except ViolationError as error:
-            node.world.sim.fail(error)
-        stays, kind = draw.random() < 0.95, ""
-        if node.garbles > node.world.sim.now and status == 200:
-            kind = node.garbled
-            status = {"not-held": 503, "failed": 500}.get(kind, status)
-            answer = answer[:-12] if kind == "short" else answer
-        head = f"HTTP/1.1 {status} .\r\ncontent-length: {len(answer)}\r\n"
-        head += "" if stays else "connection: close\r\n"
-        self._task = None
-        if kind == "no-http":
-            # Nobody knows where the next answer would begin: there is none.
-            self._deaf = True
-            self._end.write(b"twaddle")
+        target, self._target = self._target, ""
+        if target == CHANNEL_PATH:
             return
-        self._end.write(head.encode() + b"\r\n" + answer)
+        if self._task is not None:
+            self._node.world.sim.fail(ViolationError("a request came before the last one was answered"))
+        self._task = asyncio.ensure_future(self._answer())
+
+    async def _answer(self) -> None:
+        node = self._node
+        await node.answer_ping(self._end.get_extra_info("peername")[0])
+        stays = node._draw.random() < 0.95
+        self._task = None
+        head = "HTTP/1.1 204 .\r\ncontent-length: 0\r\n" + ("" if stays else "connection: close\r\n")
+        self._end.write(head.encode() + b"\r\n")
         if stays:
             self._rest()
         else:
             # Whoever believes that it stays open asks in vain.
             self._end.close()
+
+
+class _Channel(ScanChannel):
+    """A daemon's, of a node that may be out of its mind."""
+
+    def __init__(self, node: Node, end: End) -> None:
+        memory = RequestMemory(1 << 30, client_share=1.0)
+        super().__init__(
+            self._scan,
+            lambda: memory.open("node"),
+            Limits(),
+            is_allowed=lambda: True,
+            on_answer=lambda _status, _seconds: None,
+        )
+        self._node, self._end = node, end
+        end.write(b"HTTP/1.1 101 .\r\n\r\n")
+        end.set_protocol(self)
+        self.connection_made(end)
+
+    async def _scan(self, options: str, body: bytes | memoryview, _charge: Charge) -> bytes:
+        node, kind = self._node, ""
+        found = await node.answer_scan(self._end.get_extra_info("peername")[0], options, body)
+        if node.garbles > node.world.sim.now:
+            kind = node.garbled
+        if kind == "not-held":
+            raise NotHeldError("lists are not here")
+        if kind == "failed":
+            raise OSError("out of its mind")
+        if kind == "twaddle":
+            self._end.write(b"twaddle, and no frame")
+            await asyncio.Event().wait()
+        if node._draw.random() > 0.95:
+            # Whoever believes that it stays open asks in vain.
+            self.shutdown()
+        return found[:-12] if kind == "short" else found

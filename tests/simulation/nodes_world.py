@@ -2,7 +2,8 @@
 and while lists move.
 
 An answer is one machine's, or says what it lacks where a part was asked for, or there is none and the error says so.
-Where each list that a search needs is on a node that nothing was wrong with meanwhile, only the first is right, and soon.
+Where each list that a search needs is on a node that nothing was wrong with meanwhile, only the first is right, and
+soon.
 """
 
 from __future__ import annotations
@@ -212,7 +213,11 @@ class NodesWorld:
     def _asked_by(self, node: Node, asker: str) -> None:
         """Whoever has seen a node go asks it again when it has answered two pings."""
         gone_s = self._stopped_s.get(node.name)
-        if gone_s is None or self._started_s[asker] > gone_s or self._wrong.get(frozenset((node.name, asker)), 0.0) > gone_s:
+        if (
+            gone_s is None
+            or self._started_s[asker] > gone_s
+            or self._wrong.get(frozenset((node.name, asker)), 0.0) > gone_s
+        ):
             return
         if (n := node.pings[asker]) < 2:
             raise ViolationError(f"{asker} asks {node.name} for a scan, which came back and has answered {n} pings")

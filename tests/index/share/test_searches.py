@@ -348,7 +348,5 @@ def test_given_lists_are_scanned_or_refused(make):
             assert isinstance(outcome, NotHeldError)
             assert list(outcome.lists) == lacking
         else:
-            check_answer(
-                pair.whole, queries[row : row + 1], probes[row : row + 1], K, outcome.distances, outcome.ids
-            )
+            check_answer(pair.whole, queries[row : row + 1], probes[row : row + 1], K, outcome.distances, outcome.ids)
     assert 0 < n_refused < len(QUERIES)

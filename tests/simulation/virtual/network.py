@@ -170,6 +170,9 @@ class End(asyncio.Transport):
         for piece in self._network.in_pieces(bytes(data)):
             self.other.take(piece)
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
     def is_closing(self) -> bool:
         return self._closing
 

@@ -13,15 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import hybridindex
-from tests.simulation.virtual.event_loop import ASYNCIO
+from hybridindex.router.remote.loop_thread import new_event_loop
+from tests.simulation.virtual.event_loop import ASYNCIO, SimLoop
 from tests.simulation.virtual.primitives import REPLACED, Module
+from tests.simulation.virtual.scheduler import current
 
 __all__ = ["patched", "product_modules"]
 
 #: Rooms that no router and no daemon imports.
 _OTHER = ("cli", "demo", "report", "rag", "integrations", "studies", "client", "llm", "old_paths", "__main__")
 
-_REPLACED = [*REPLACED, (asyncio, Module(asyncio, ASYNCIO))]
+
+def _make_loop() -> asyncio.AbstractEventLoop:
+    return new_event_loop() if current() is None else SimLoop()
+
+
+_REPLACED = [*REPLACED, (asyncio, Module(asyncio, ASYNCIO)), (new_event_loop, _make_loop)]
 
 
 def product_modules() -> list[types.ModuleType]:
