@@ -99,11 +99,12 @@ def _fixed() -> Iterator[Case]:
             yield Case(world="shares", seed=seed, seconds=6)
         if seed < 4:
             yield Case(world="router-codes", seed=seed, seconds=90)
+        yield Case(world="nodes", seed=seed, seconds=30)
     # Devices are judged, and one is stuck for longer than a search may take.
     yield Case(world="router", seed=14, seconds=150)
 
 
-#: A minute.
+#: Two minutes.
 FIXED = tuple(_fixed())
 
 
@@ -114,6 +115,7 @@ def endless(seed: int) -> Iterator[Case]:
         yield Case(world="router-quiet", seed=seed, seconds=86_400)
         yield Case(world="router-codes", seed=seed, seconds=900)
         yield Case(world="daemon", seed=seed, seconds=300)
+        yield Case(world="nodes", seed=seed, seconds=120)
         if seed % 4 == 0:
             yield Case(world="daemon-quiet", seed=seed, seconds=3600)
             yield Case(world="shares", seed=seed, seconds=6)
