@@ -108,7 +108,7 @@ class Nodes:
         os.kill(self.processes[name].pid, number)
 
     def state(self, name: str) -> str:
-        """ "up" or "down", as the manager sees it."""
+        """Of ``hybridindex.cluster.watch.NodeState``, as the manager sees it."""
         state: str = next(node["state"] for node in self.manager.status()["nodes"] if node["name"] == name)
         return state
 
