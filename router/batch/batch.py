@@ -230,6 +230,11 @@ class Batch:
         """Other nodes scan a part of it; ``work`` (n,) int64: bytes of all. Before :meth:`begin`."""
         self._work, self._lost = work, np.zeros(len(self), dtype=np.int64)
 
+    def search_again(self) -> None:
+        """What is not answered yet will be searched again: where its lists are changed meanwhile."""
+        with self._lock:
+            self.stale = True
+
     def lose(self, rows: I32, nbytes: I64) -> None:
         """Nobody scans so many bytes (m,) for ``rows`` (m,). Before they are completed."""
         with self._lock:

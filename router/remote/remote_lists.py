@@ -129,7 +129,7 @@ class _Scan:
         node: int,
         options: str,
     ) -> None:
-        self._lists, self._batch, self._part, self._node = lists, batch, part, node
+        self._lists, self._view, self._batch, self._part, self._node = lists, view, batch, part, node
         #: (m,) rows that wait.
         self._open = np.ones(len(part.rows), dtype=np.bool_)
         queries, keep_max = batch.queries[part.rows], batch.keep_max
@@ -154,7 +154,10 @@ class _Scan:
         distances, ids = piece.found
         lost = piece.lost
         rows = self._part.rows
-        if self._open.all():
+        if lost is not None and self._lists.map is not self._view.map:
+            # Nodes drop lists once the map says who has them instead.
+            self._batch.search_again()
+        elif self._open.all():
             if lost is not None:
                 self._batch.lose(rows, lost)
             self._batch.complete_part(self._part, distances, ids)

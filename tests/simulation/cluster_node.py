@@ -18,7 +18,7 @@ import httptools
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import NotHeldError
+from hybridindex.errors import NotHeldError, OverloadedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index
 from hybridindex.index.share.share import create_share
@@ -283,7 +283,7 @@ class _Channel(ScanChannel):
         if kind == "not-held":
             raise NotHeldError("lists are not here")
         if kind == "failed":
-            raise OSError("out of its mind")
+            raise OverloadedError("out of its mind", retry_after_s=1)
         if kind == "twaddle":
             self._end.write(b"twaddle, and no frame")
             await asyncio.Event().wait()

@@ -28,7 +28,7 @@ def test_nothing_that_must_hold_is_broken(searched, case):
     assert Case.parse(str(case)) == case
 
 
-@pytest.mark.parametrize("world", ["router", "daemon"])
+@pytest.mark.parametrize("world", ["router", "daemon", "nodes"])
 def test_a_seed_gives_the_same_run_again(searched, world):
     case = Case(world=world, seed=7, seconds=30)
     first, again = case.run(searched), case.run(searched)

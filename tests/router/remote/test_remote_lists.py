@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError
+from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.remote.nodes import cluster, map_of
@@ -175,6 +176,24 @@ def test_what_maps_and_searches_are_refused(index):
         assert first.remote.apply(map_of(nodes, spread(2, 1), version=1))
         assert first.remote.apply(map_of(nodes, spread(2, 2), version=3))
         assert not first.remote.apply(map_of(nodes, spread(2, 1), version=2))
+
+
+def test_lists_that_move_while_they_are_asked_for_are_found_where_they_are(index, whole):
+    before = np.zeros((3, NLIST), dtype=bool)
+    before[1] = True
+    after = before[[0, 2, 1]]
+    queries = clustered(5, seed=3)
+    with cluster(index.path, before) as (asking, old, new), ThreadPoolExecutor() as pool:
+        old.delay_s = 1.0
+        found = pool.submit(asking.router.search, queries, K, NPROBE)
+        until(lambda: old.scans)
+        new.index.share.hold(list(range(NLIST)), FolderSource(index.path))
+        moved = map_of([asking, old, new], after, version=2)
+        for node in (asking, old, new):
+            node.remote.apply(moved)
+        old.index.share.drop(list(range(NLIST)))
+        same(found.result(30), whole(queries))
+        assert new.scans
 
 
 def test_closing_answers_what_is_under_way(index, whole):
