@@ -149,6 +149,7 @@ class Batch:
         #: Bytes turned out to be damaged while they were scanned: nothing more is answered, and the rest has to be
         #: searched again.
         self.stale = False
+        self._when_stale: list[Callable[[], None]] = []
         self.requests = requests
         self.keep_max = keep_max
         self._larger_is_nearer = keep_max if larger_is_nearer is None else larger_is_nearer
@@ -231,9 +232,16 @@ class Batch:
         self._work, self._lost = work, np.zeros(len(self), dtype=np.int64)
 
     def search_again(self) -> None:
-        """What is not answered yet will be searched again: where its lists are changed meanwhile."""
+        """What is not answered yet will be searched again: its lists have moved meanwhile."""
         with self._lock:
-            self.stale = True
+            self._set_stale()
+
+    def when_stale(self, call: Callable[[], None]) -> None:
+        """``call``: made at once or later, once, if what is not answered will be searched again; must not block."""
+        with self._lock:
+            self._when_stale.append(call)
+            if self.stale:
+                call()
 
     def lose(self, rows: I32, nbytes: I64) -> None:
         """Nobody scans so many bytes (m,) for ``rows`` (m,). Before they are completed."""
@@ -326,8 +334,14 @@ class Batch:
 
     def _is_stale(self) -> bool:
         if self._marks[0] != self._seen:
-            self.stale = True
+            self._set_stale()
         return self.stale
+
+    def _set_stale(self) -> None:
+        if not self.stale:
+            self.stale = True
+            for call in self._when_stale:
+                call()
 
     def _best(self) -> tuple[F32, I64]:
         """The running (n, k) distances and ids."""
@@ -516,6 +530,8 @@ class Batch:
         with self._lock:
             self._n_scans -= 1
             finished = self._n_scans == 0
+            if finished:
+                self._when_stale = []
         if finished:
             self._on_finished(self)
 

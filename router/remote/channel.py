@@ -118,6 +118,8 @@ class Channel:
             f"connection: upgrade\r\nupgrade: {UPGRADE}\r\n\r\n"
         ).encode()
         self._numbers = itertools.count()
+        #: Of any answer, also of one that nobody waits for any more.
+        self._most_bytes = 0
         #: By number.
         self._asked: dict[int, _Open] = {}
         #: Made or being made; None: neither.
@@ -138,6 +140,7 @@ class Channel:
             asked.exchange.settle(0, b"", ConnectionError("the connection was closed"))
             return
         self._asked[number] = asked
+        self._most_bytes = max(self._most_bytes, asked.exchange.most_bytes)
         if self._is_open:
             assert self._wire is not None
             self._wire.transport.write(asked.frame)
@@ -171,23 +174,22 @@ class Channel:
         self._is_open = True
         wire.transport.write(b"".join([asked.frame for asked in self._asked.values()]))
 
-    def expects(self, _kind: int, number: int, length: int) -> bool:
+    def expects(self, kind: int, number: int, length: int) -> bool:
         """Whether the answer is still waited for.
 
         Raises:
-            ConnectionError: it is longer than it can be.
+            ConnectionError: it is none, or longer than it can be.
         """
-        asked = self._asked.get(number)
-        if asked is None:
-            return False
-        if length > asked.exchange.most_bytes:
-            raise ConnectionError(f"the node's answer has {length} bytes, more than {asked.exchange.most_bytes}")
-        return True
-
-    def answered(self, kind: int, number: int, extra: int, payload: bytes) -> None:
-        """Raises ConnectionError: it is no answer."""
         if kind not in {ANSWER, REFUSAL}:
             raise ConnectionError(f"the node sent a frame of kind {kind}")
+        asked = self._asked.get(number)
+        most_bytes = self._most_bytes if asked is None else asked.exchange.most_bytes
+        if length > most_bytes:
+            raise ConnectionError(f"the node's answer has {length} bytes, more than {most_bytes}")
+        return asked is not None
+
+    def answered(self, kind: int, number: int, extra: int, payload: bytes) -> None:
+        """The exchange has ended."""
         asked = self._asked.pop(number, None)
         if asked is not None:
             asked.exchange.settle(200 if kind == ANSWER else extra, payload, None)

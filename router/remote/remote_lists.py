@@ -13,7 +13,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,8 @@ class _Scan:
                 left_s = request.deadline_s - time.monotonic() - _MARGIN_S
                 self._timers.append(loop.call_later(max(0.0, left_s), self._give_up, batch.rows_of(number)))
         self._timers.append(loop.call_later(self._lists.timeout_s, self._give_up, slice(0, len(batch))))
+        # Nobody is answered from it then, and all is searched again when its last scan has ended.
+        batch.when_stale(lambda: self._lists.call(self._drop))
         self._piece.start(self._node)
 
     def done(self, piece: Piece) -> None:
@@ -180,6 +182,12 @@ class _Scan:
         nothing = empty_topk(int(now.sum()), self._batch.k, keep_max=self._batch.keep_max)
         self._batch.complete(own[now], *nothing)
         if not self._open.any():
+            self._piece.cancel()
+            self._end()
+
+    def _drop(self) -> None:
+        """Nobody needs its answer."""
+        if not self._ended:
             self._piece.cancel()
             self._end()
 
@@ -345,6 +353,10 @@ class RemoteLists:
                 batch.fail(error)
                 self._count_down()
                 batch.end_scan()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """On the own thread, which closes when no scan is left."""
+        self._thread.call(function)
 
     def ended(self, scan: _Scan) -> None:
         """On the own thread."""

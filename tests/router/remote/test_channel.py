@@ -163,6 +163,24 @@ def test_what_is_no_answer_ends_the_connection_only(kind):
     asyncio.run(test())
 
 
+def test_an_answer_to_nobody_that_is_too_long_ends_the_connection():
+    """Else all that comes after it would be taken for its rest."""
+
+    async def talk(reader, writer):
+        await read_frame(reader)
+        writer.write(frame(ANSWER, 99, bytes(200)))
+        await reader.read()
+
+    async def test():
+        async with serving(Server(talk, echo)) as channel:
+            status, _, error = await asked(channel, b"a", most_bytes=100)
+            assert status == 0
+            assert "200 bytes, more than 100" in str(error)
+            assert (await asked(channel, b"b"))[0] == 200
+
+    asyncio.run(test())
+
+
 def test_an_answer_that_is_too_long_is_not_read():
     async def test():
         async with serving(Server(echo, echo)) as channel:
