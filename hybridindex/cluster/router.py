@@ -38,24 +38,13 @@ _MARGIN_BYTES = 1 << 16
 _REFRESH_S = 2.0
 
 
-class _Node(Peer):
-    """One that answers searches. Everything on the loop's thread."""
-
-    def search(self, call: Call[SearchResult], exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
-        """As :meth:`ask`."""
-        self._waiting.add(on_down)
-        target = f"{call.path}?{urlencode(call.params)}" if call.params else call.path
-        kind, accept = call.headers["content-type"], call.headers["accept"]
-        self._connections.request("POST", target, call.content, exchange, kind=kind, accept=accept)
-
-
 class _Search:
     """One call, until a node has answered it. Everything on the loop's thread."""
 
     def __init__(self, router: ClusterRouter, call: Call[SearchResult], most_bytes: int, limit_s: float) -> None:
         self.future: Future[SearchResult] = Future()
         self._router, self._call, self._most = router, call, most_bytes
-        self._asked: dict[str, tuple[_Node, Exchange, float, Callable[[Exception], None]]] = {}
+        self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
         self._tried: set[str] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None
@@ -83,7 +72,10 @@ class _Search:
         peer.n_asked += 1
         peer.n_open += 1
         self._timers.append(loop.call_later(peer.tail.limit_s(len(self._call.content)), self._is_late, name))
-        peer.search(self._call, exchange, on_down)
+        call = self._call
+        target = f"{call.path}?{urlencode(call.params)}" if call.params else call.path
+        kind, accept = call.headers["content-type"], call.headers["accept"]
+        peer.ask(target, call.content, exchange, on_down, kind=kind, accept=accept)
 
     def _is_late(self, name: str) -> None:
         if name not in self._asked:
@@ -173,7 +165,7 @@ class ClusterRouter:
         self._key, self._tls = key, tls
         self.hedges = HedgeBudget()
         self._searches: set[_Search] = set()
-        self._peers: list[_Node] = []
+        self._peers: list[Peer] = []
         self._turn = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -192,7 +184,7 @@ class ClusterRouter:
         self._peers = []
         for name, url in nodes.items():
             peer = known.pop((name, url)) if (name, url) in known else None
-            self._peers.append(peer or _Node(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
+            self._peers.append(peer or Peer(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
         for peer in known.values():
             peer.close()
 
@@ -218,7 +210,7 @@ class ClusterRouter:
             except (TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
                 exchange.cancel()
 
-    def choose(self, tried: set[str]) -> _Node | None:
+    def choose(self, tried: set[str]) -> Peer | None:
         """The node to ask next; None: there is none left. Late and down ones only where no other is."""
         left = [peer for peer in self._peers if peer.node.name not in tried]
         if not left:

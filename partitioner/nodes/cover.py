@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
 from hybridindex.types import F64, I64
 
@@ -60,6 +61,9 @@ def choose_nodes(
         own: this node, which is never asked.
         load: (n_nodes,) float64 what each node has to do, in queries; None: the same everywhere.
         turn: number of the first query. Who gives a query at a time counts them, so that equal nodes share the work.
+
+    Raises:
+        InvalidInputError: a probe is not a list id.
     """
     usable = int(usable)
     if own is not None:
@@ -69,14 +73,19 @@ def choose_nodes(
     found = np.empty(probes.shape, dtype=np.int16)
     places = _turns(max(1, usable.bit_length()))
     to_do = None if load is None or not usable else np.ascontiguousarray(load, dtype=np.float64)
-    native.cover_probes(np.ascontiguousarray(probes), here, holders, usable, to_do, places, turn, found)
+    try:
+        native.cover_probes(np.ascontiguousarray(probes), here, holders, usable, to_do, places, turn, found)
+    except IndexError as error:
+        raise InvalidInputError(str(error)) from error
     return found
 
 
 def choose_nodes_reference(
     probes: I64, *, here: npt.NDArray[np.bool_], holders: U64, usable: int, load: F64 | None, turn: int
 ) -> I16:
-    """The same in Python."""
+    """The same in Python; ``usable`` without the own node."""
+    if probes.size and (probes.min() < -1 or probes.max() >= len(here)):
+        raise InvalidInputError(f"probes hold a list id outside -1..{len(here) - 1}")
     found = np.full(probes.shape, HERE, dtype=np.int16)
     away = ~here[probes]
     away &= probes >= 0

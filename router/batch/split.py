@@ -157,6 +157,9 @@ def split_among_nodes(
     Returns:
         The split, whose parts of node j have the device ``n_devices + j``; and of each query (n,) int64 the bytes of
         all its probes, and of those that nobody has.
+
+    Raises:
+        InvalidInputError: as :func:`split_probes`, or a node that is none.
     """
     if native is None:
         return split_among_nodes_reference(probes, coarse_distances, where, list_device, list_bytes, n_devices)
@@ -174,6 +177,8 @@ def split_among_nodes_reference(
     n_devices: int,
 ) -> tuple[ProbeSplit, I64, I64]:
     """The same in numpy."""
+    if where.size and (where.min() < -2 or where.max() >= MOST_NODES):
+        raise InvalidInputError(f"a probe is for a node outside -2..{MOST_NODES - 1}")
     valid = probes >= 0
     work = np.where(valid, list_bytes[probes], 0)
     own = np.where(where == HOST, probes, -1)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import ssl
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from hybridindex.errors import UnreachableError
-from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.connection import Address, Exchange
 from hybridindex.router.remote.frames import (
     ANSWER,
     ASK,
@@ -103,20 +101,10 @@ class _Wire(asyncio.Protocol):
 class Channel:
     """To one node. Everything on the loop's thread."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, url: str, key: str | None, tls: ssl.SSLContext | None = None
-    ) -> None:
-        """``tls``: for ``https``; None: the system's authorities."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._loop, self._host, self._port = loop, parts.hostname, parts.port
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        own = "" if key is None else f"authorization: Bearer {key}\r\n"
-        self._request = (
-            f"GET {CHANNEL_PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\n{own}"
-            f"connection: upgrade\r\nupgrade: {UPGRADE}\r\n\r\n"
-        ).encode()
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
+        self._loop, self._address = loop, address
+        upgrade = f"connection: upgrade\r\nupgrade: {UPGRADE}\r\n\r\n".encode()
+        self._request = b"".join((f"GET {CHANNEL_PATH} HTTP/1.1\r\n".encode(), address.lines, upgrade))
         self._numbers = itertools.count()
         #: Of any answer, also of one that nobody waits for any more.
         self._most_bytes = 0
@@ -154,11 +142,9 @@ class Channel:
 
     async def _connect(self) -> None:
         try:
-            await self._loop.create_connection(
-                lambda: _Wire(self, self._request), self._host, self._port, ssl=self._tls
-            )
-        except Exception as error:  # noqa: BLE001 - name resolution, TLS and the network have many
-            self._settle_all(UnreachableError(f"no connection to {self._host}:{self._port}: {error}"))
+            await self._address.connect(lambda: _Wire(self, self._request))
+        except UnreachableError as error:
+            self._settle_all(error)
         finally:
             self._opening = None
 

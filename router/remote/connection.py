@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from hybridindex.errors import MissingDependencyError, UnreachableError, how_to_install
@@ -19,7 +19,9 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"nodes of a cluster need httptools: {how_to_install('service')}") from error
 
-__all__ = ["Connections", "Exchange", "Told"]
+__all__ = ["Address", "Connections", "Exchange", "Told"]
+
+_P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 #: Status, body, and what happened instead.
 Told = Callable[[int, bytes, Exception | None], None]
@@ -147,20 +149,41 @@ class _Connection(asyncio.Protocol):
             exchange.settle(0, b"", error)
 
 
-class Connections:
-    """Of one node. Everything on the loop's thread."""
+class Address:
+    """Where a node listens, and what every request to it says."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, url: str, key: str | None, tls: ssl.SSLContext | None = None
-    ) -> None:
+    __slots__ = ("_host", "_port", "_tls", "lines")
+
+    def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
         """``tls``: for ``https``; None: the system's authorities."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
-        self._loop, self._host, self._port = loop, parts.hostname, parts.port
+        self._host, self._port = parts.hostname, parts.port
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         own = "" if key is None else f"authorization: Bearer {key}\r\n"
-        self._common = f"host: {parts.netloc}\r\n{own}".encode()
+        #: Of a request's head.
+        self.lines = f"host: {parts.netloc}\r\n{own}".encode()
+
+    async def connect(self, make: Callable[[], _P]) -> _P:
+        """The protocol of a new connection.
+
+        Raises:
+            UnreachableError: there is none.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            _, protocol = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+        except Exception as error:
+            raise UnreachableError(f"no connection to {self._host}:{self._port}: {error}") from error
+        return protocol
+
+
+class Connections:
+    """Of one node. Everything on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
+        self._loop, self._address = loop, address
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -173,7 +196,7 @@ class Connections:
         more = f"content-type: {kind}\r\n" if kind else ""
         more += f"accept: {accept}\r\n" if accept else ""
         head = f"{method} {target} HTTP/1.1\r\n{more}content-length: {len(body)}\r\n".encode()
-        parts = [head, self._common, b"\r\n", body]
+        parts = [head, self._address.lines, b"\r\n", body]
         if self._idle:
             connection = self._idle.pop()
             if exchange.begin(connection.abort):
@@ -190,11 +213,9 @@ class Connections:
 
     async def _open_and_send(self, exchange: Exchange, parts: list[bytes]) -> None:
         try:
-            _, connection = await self._loop.create_connection(
-                lambda: _Connection(self._free, self._lost), self._host, self._port, ssl=self._tls
-            )
-        except Exception as error:  # noqa: BLE001 - name resolution, TLS and the network have many
-            exchange.settle(0, b"", UnreachableError(f"no connection to {self._host}:{self._port}: {error}"))
+            connection = await self._address.connect(lambda: _Connection(self._free, self._lost))
+        except UnreachableError as error:
+            exchange.settle(0, b"", error)
             return
         self._all.add(connection)
         if self._closed or not exchange.begin(connection.abort):

@@ -16,7 +16,7 @@ from typing import Any
 
 from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.cluster_map import MapNode
-from hybridindex.router.remote.connection import Connections, Exchange
+from hybridindex.router.remote.connection import Address, Connections, Exchange
 from hybridindex.router.remote.tail import Tail
 
 __all__ = ["DOWN_AFTER_S", "Peer"]
@@ -56,9 +56,9 @@ class Peer:
         self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
         self.bytes_asked = 0
         self._loop = loop
-        self._connections = Connections(loop, node.url, key, tls)
-        self._pings = Connections(loop, node.url, key, tls)
-        self._scans = Channel(loop, node.url, key, tls)
+        address = Address(node.url, key, tls)
+        self._connections, self._pings = Connections(loop, address), Connections(loop, address)
+        self._scans = Channel(loop, address)
         self._closed = False
         self._heard_s = loop.time()
         self._n_good = _TO_COME_BACK - 1
@@ -74,11 +74,19 @@ class Peer:
         return "late" if self.late else "up"
 
     def ask(
-        self, target: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None], *, accept: str = ""
+        self,
+        target: str,
+        body: bytes,
+        exchange: Exchange,
+        on_down: Callable[[Exception], None],
+        *,
+        kind: str,
+        accept: str,
     ) -> None:
-        """``on_down``: told where the node goes down before it answers; until :meth:`forget`."""
+        """``on_down``: told where the node goes down before it answers; until :meth:`forget`. ``kind`` and ``accept``:
+        media types of body and answer."""
         self._waiting.add(on_down)
-        self._connections.request("POST", target, body, exchange, kind="application/octet-stream", accept=accept)
+        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept)
 
     def scan(self, options: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
         """As :meth:`ask`, of a scan."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.extension import native
+from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.nodes.cover import HERE, NOBODY, choose_nodes, choose_nodes_reference
 
 
@@ -61,13 +61,12 @@ def test_without_other_nodes_nobody_is_asked():
     assert found.tolist() == [[HERE, NOBODY, HERE]]
 
 
-@pytest.mark.skipif(native is None, reason="the extension was not built")
+@pytest.mark.parametrize("function", [choose_nodes, choose_nodes_reference])
 @pytest.mark.parametrize("wrong", [-2, 3])
-def test_what_is_no_list_is_refused(wrong):
-    with pytest.raises(IndexError, match=f"probe {wrong} of query 0"):
-        choose_nodes(
-            np.array([[0, wrong]]), here=np.zeros(3, dtype=bool), holders=np.ones(3, dtype=np.uint64), usable=1
-        )
+def test_what_is_no_list_is_refused(function, wrong):
+    nodes = {"holders": np.ones(3, dtype=np.uint64), "usable": 1, "load": None, "turn": 0}
+    with pytest.raises(InvalidInputError, match="list id"):
+        function(np.array([[0, wrong]]), here=np.zeros(3, dtype=bool), **nodes)
 
 
 @given(cases(), st.integers(0, 10_000))

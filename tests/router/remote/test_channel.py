@@ -9,7 +9,7 @@ import pytest
 
 from hybridindex.errors import UnreachableError
 from hybridindex.router.remote.channel import Channel
-from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.connection import Address, Exchange
 from hybridindex.router.remote.frames import ANSWER, CANCEL, HEAD_BYTES, REFUSAL, frame
 
 PATIENCE_S = 20.0
@@ -58,7 +58,7 @@ async def end_after_one(reader, _writer):
 async def serving(server, key=None):
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     host, port = listening.sockets[0].getsockname()
-    channel = Channel(asyncio.get_running_loop(), f"http://{host}:{port}", key)
+    channel = Channel(asyncio.get_running_loop(), Address(f"http://{host}:{port}", key))
     try:
         yield channel
     finally:
@@ -223,7 +223,7 @@ def test_nobody_there_and_closed():
             channel.close()
             assert "closed" in str((await waiting)[2])
             assert "closed" in str((await asked(channel, b"b"))[2])
-        status, _, error = await asked(Channel(asyncio.get_running_loop(), "http://127.0.0.1:9", None), b"a")
+        status, _, error = await asked(Channel(asyncio.get_running_loop(), Address("http://127.0.0.1:9", None)), b"a")
         assert status == 0
         assert isinstance(error, UnreachableError)
 
