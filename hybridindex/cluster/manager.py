@@ -418,11 +418,12 @@ class Manager:
 
     def _publish(self, nodes: tuple[MapNode, ...], holders: U64) -> None:
         """Puts a new map in force: it is kept first, then every node that answers gets it."""
+        before = self._state.map
+        version = self._newest_version() if before is None else before.version
         with self._lock:
-            before = self._state.map
             map_ = ClusterMap(
                 cluster=self._state.cluster,
-                version=1 if before is None else before.version + 1,
+                version=version + 1,
                 fingerprint=self.access.fingerprint,
                 generation=self.access.generation,
                 nodes=nodes,
@@ -436,6 +437,11 @@ class Manager:
                 self._nodes[name].has(map_)
             else:
                 _log.warning("node %s did not take map %d: %s", name, map_.version, error)
+
+    def _newest_version(self) -> int:
+        """Of the maps that nodes kept from an earlier start of the cluster, or of a state that was lost."""
+        told = side_by_side(list(self._nodes.values()), lambda node: node.calls.node()["map_version"])
+        return max((version for version in told.values() if isinstance(version, int)), default=0)
 
     def _drop(self, holders: U64) -> int:
         """Has nodes that have the newest map give up what it does not name; the bytes."""

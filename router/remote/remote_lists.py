@@ -260,7 +260,7 @@ class RemoteLists:
         return self._view.map
 
     def apply(self, map_: ClusterMap) -> bool:
-        """From now on lists are asked of their holders in this map; False: it is older than the one in force.
+        """From now on lists are asked of their holders in this map; False: the one in force is as new, or newer.
 
         Raises:
             InvalidInputError: it is of another cluster, index or generation.
@@ -278,7 +278,7 @@ class RemoteLists:
             if before is not None and before.cluster != map_.cluster:
                 raise InvalidInputError(f"the map is of cluster {map_.cluster}; this node is of {before.cluster}")
             if before is not None and map_.version <= before.version:
-                return map_.version == before.version
+                return map_.to_json() == before.to_json()
             self._thread.run(self._change(map_))
         return True
 

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.router import ClusterRouter
-from hybridindex.cluster.state import ClusterRequest, NodeEntry, read_state
+from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, read_state
 from hybridindex.errors import BuildError, InvalidInputError, ServiceError, UnsupportedIndexError
+from hybridindex.index.share.ranges import mask_of
 from hybridindex.router import Router
 from hybridindex.service.auth import new_key
-from tests.cluster.searches import NPROBE, K, Load, wait_until
-from tests.clustered import DIM, small_index
+from tests.cluster.searches import NPROBE, K, Load, same, wait_until
+from tests.clustered import DIM, clustered, small_index
 
 KEY = new_key()
 N, NLIST = 6000, 64
@@ -168,6 +170,29 @@ def test_a_manager_goes_on_where_it_was(index, one_machine, tmp_path):
         after = it.manager.status()
         assert [node["lists"] for node in after["nodes"]] == [node["lists"] for node in before["nodes"]]
         assert it.manager.repartition()["taken_bytes"] == 0
+
+
+def test_a_cluster_that_begins_anew_serves_by_its_own_map(index, one_machine, tmp_path):
+    """Shares, and the maps in them, stay where a cluster was."""
+    with running(index, tmp_path, share=1.1, replicas=3) as it:
+        it.manager.repartition()
+        before = it.manager.status()["map_version"]
+        it.manager.close()
+        (tmp_path / "state" / STATE_FILE).unlink()
+        it.request = ClusterRequest(replicas=1, replicate="none")
+        it.manager = it.managed()
+        it.manager.set_nodes([it.entry(0), it.entry(1)])
+        it.manager.repartition()
+        it.nodes[2].close()
+        status = it.manager.status()
+        assert status["map_version"] > before
+        said = [NodeCalls(node.url, KEY).node() for node in it.nodes[:2]]
+        held = [mask_of(each["held"], NLIST) for each in said]
+        assert (held[0] ^ held[1]).all()
+        assert [each["map_version"] for each in said] == [status["map_version"]] * 2
+        queries = clustered(20, seed=5)
+        with ClusterRouter({f"node-{i}": it.nodes[i].url for i in range(2)}, dim=DIM, key=KEY) as router:
+            assert same(router.search(queries, K, NPROBE), one_machine(queries))
 
 
 def test_lists_that_are_damaged_on_a_node_come_from_others(index, one_machine, tmp_path):

@@ -196,6 +196,15 @@ def test_lists_that_move_while_they_are_asked_for_are_found_where_they_are(index
         assert new.scans
 
 
+def test_another_map_of_the_same_version_is_not_taken_for_the_one_in_force(index):
+    holders = spread(2, 1)
+    with cluster(index.path, holders) as nodes:
+        remote = nodes[0].remote
+        assert remote.apply(map_of(nodes, holders))
+        assert not remote.apply(map_of(nodes, holders[::-1]))
+        assert (remote.map.held_by(0) == holders[0]).all()
+
+
 def test_closing_answers_what_is_under_way(index, whole):
     with cluster(index.path, spread(2, 1)) as nodes:
         nodes[1].delay_s = 0.3
