@@ -395,7 +395,7 @@ class RemoteLists:
     def nobody_has(self) -> I64:
         """Ids of lists that no node which answers has, this one included."""
         view = self._view
-        mask = np.uint64(view.masks()[2])
+        mask = np.uint64(sum(1 << i for i, peer in enumerate(view.peers) if peer is not None and peer.up))
         absent = self._index.integrity.quarantined
         if absent is None:
             return np.empty(0, dtype=np.int64)

@@ -240,6 +240,17 @@ def test_a_node_that_is_only_busy_is_waited_for_where_nobody_else_has_its_lists(
         same(future.result(20), whole(queries, K, NLIST))
 
 
+def test_lists_of_a_node_that_hangs_are_those_of_nobody(index):
+    holders = spread(2, 1)
+    with cluster(index.path, holders) as (asking, other):
+        assert not len(asking.remote.nobody_has())
+        other.hangs = True
+        until(lambda: asking.remote.status()[0]["state"] == "silent")
+        np.testing.assert_array_equal(asking.remote.nobody_has(), np.flatnonzero(holders[1]))
+        other.hangs = False
+        until(lambda: not len(asking.remote.nobody_has()))
+
+
 def test_a_node_that_hangs_is_given_up_where_nobody_else_has_its_lists(index):
     with cluster(index.path, spread(2, 1)) as nodes:
         nodes[1].hangs = True
