@@ -14,12 +14,7 @@ from urllib.parse import urlsplit
 
 from hybridindex.errors import MissingDependencyError, UnreachableError, how_to_install
 
-try:
-    import httptools
-except ImportError as error:
-    raise MissingDependencyError(f"nodes of a cluster need httptools: {how_to_install('service')}") from error
-
-__all__ = ["Address", "Connections", "Exchange", "Told"]
+__all__ = ["Address", "Connections", "Exchange", "Told", "response_parser"]
 
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
@@ -30,6 +25,19 @@ Told = Callable[[int, bytes, Exception | None], None]
 _MOST_IDLE = 32
 #: Of one answer's headers.
 _MOST_HEADERS = 100
+
+
+def response_parser() -> Callable[[Any], Any]:
+    """What reads an answer. A daemon that is no node does without it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        from httptools import HttpResponseParser
+    except ImportError as error:
+        raise MissingDependencyError(f"nodes of a cluster need httptools: {how_to_install('cluster')}") from error
+    return HttpResponseParser
 
 
 class Exchange:
@@ -69,11 +77,12 @@ class _Connection(asyncio.Protocol):
 
     def __init__(
         self,
+        parser: Callable[[Any], Any],
         on_free: Callable[[_Connection], None],
         on_lost: Callable[[_Connection, Exchange | None, list[bytes] | None], bool],
     ) -> None:
         """``on_lost``: given what was under way; whether it goes on elsewhere."""
-        self._on_free, self._on_lost = on_free, on_lost
+        self._new_parser, self._on_free, self._on_lost = parser, on_free, on_lost
         self._transport: Any = None
         self._parser: Any = None
         self._exchange: Exchange | None = None
@@ -132,7 +141,7 @@ class _Connection(asyncio.Protocol):
     # For :class:`Connections`
 
     def send(self, exchange: Exchange, parts: list[bytes]) -> None:
-        self._exchange, self._parser = exchange, httptools.HttpResponseParser(self)
+        self._exchange, self._parser = exchange, self._new_parser(self)
         self._body, self._length, self._n_headers = [], 0, 0
         self._again, self._used = parts if self._used else None, True
         self._transport.write(b"".join(parts))
@@ -183,7 +192,8 @@ class Connections:
     """Of one node. Everything on the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
-        self._loop, self._address = loop, address
+        """Raises MissingDependencyError: httptools is not installed."""
+        self._loop, self._address, self._parser = loop, address, response_parser()
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -213,7 +223,7 @@ class Connections:
 
     async def _open_and_send(self, exchange: Exchange, parts: list[bytes]) -> None:
         try:
-            connection = await self._address.connect(lambda: _Connection(self._free, self._lost))
+            connection = await self._address.connect(lambda: _Connection(self._parser, self._free, self._lost))
         except UnreachableError as error:
             exchange.settle(0, b"", error)
             return

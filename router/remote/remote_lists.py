@@ -28,6 +28,7 @@ from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.merge import empty_topk
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.remote.cluster_map import U64, ClusterMap
+from hybridindex.router.remote.connection import response_parser
 from hybridindex.router.remote.filter_codec import SentFilters, encode_filters
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
@@ -232,7 +233,9 @@ class RemoteLists:
 
         Raises:
             InvalidInputError: ``timeout_s`` is no time.
+            MissingDependencyError: httptools is not installed.
         """
+        response_parser()
         self.timeout_s = check_number("timeout_s", timeout_s, 3600.0)
         self.name = name
         self._index = index

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -43,3 +45,25 @@ def test_an_extra_is_told_by_its_packages(extra):
     told = re.findall(r"'([^']+)'", how_to_install(extra))
     names = [re.split(r"[<>=]", package)[0] for package in told]
     assert names == [re.split(r"[<>=]", entry)[0] for entry in PROJECT["optional-dependencies"][extra]]
+
+
+def test_only_a_node_of_a_cluster_needs_httptools():
+    told = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_HTTPTOOLS], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip() == f"nodes of a cluster need httptools: {how_to_install('cluster')}"
+    assert "httptools" in how_to_install("cluster")
+
+
+_WITHOUT_HTTPTOOLS = """
+import sys
+sys.modules["httptools"] = None
+import hybridindex.service.daemon, hybridindex.cluster, hybridindex.cli.commands.several.cluster
+from hybridindex.errors import MissingDependencyError
+from hybridindex.router.remote.connection import response_parser
+try:
+    response_parser()
+except MissingDependencyError as error:
+    print(error)
+"""
