@@ -210,19 +210,26 @@ class _Closing(AbstractContextManager[RowTarget]):
 def open_target(
     index: Path, key: str | None, *, again: str = "with ids, --upsert repeats them"
 ) -> AbstractContextManager[RowTarget]:
-    """The daemon that serves ``index``, where there is one and it takes changes; else the index itself. ``again``: what
-    is said to who stops midway.
+    """The daemon that serves ``index``, or a node of its cluster, where there is one and it takes changes; else the
+    index itself. ``again``: what is said to who stops midway.
 
     Raises:
-        UnreachableError: the daemon starts or stops. AccessDeniedError: it wants another key.
+        UnreachableError: the daemon starts or stops, or no node answers. AccessDeniedError: it wants another key.
     """
-    found = find_daemon(index)
-    if found is None:
-        direct = _Directly(index)
-        return _Closing(direct, direct.close, again)
-    if not found.urls:
-        raise UnreachableError(f"the daemon with pid {found.pid} has no address; try again when it listens")
-    client = Client(found.urls[0], key=key, index=found.index, timeout_s=_TIMEOUT_S)
+    from hybridindex.cluster.reach import client_of  # it loads what else places lists
+
+    found: object = "a cluster serves it"
+    if (daemon := find_daemon(index)) is None:
+        node = client_of(index, key=key, timeout_s=_TIMEOUT_S)
+        if node is None:
+            direct = _Directly(index)
+            return _Closing(direct, direct.close, again)
+        client = node
+    else:
+        found = daemon
+        if not daemon.urls:
+            raise UnreachableError(f"the daemon with pid {daemon.pid} has no address; try again when it listens")
+        client = Client(daemon.urls[0], key=key, index=daemon.index, timeout_s=_TIMEOUT_S)
     try:
         status = client.status()
     except AccessDeniedError as error:

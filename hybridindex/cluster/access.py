@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridindex.api import open_index
-from hybridindex.errors import HybridIndexError, UnsupportedIndexError
+from hybridindex.errors import HybridIndexError
 from hybridindex.types import F64, I64
 
 __all__ = ["Access", "read_access"]
@@ -40,15 +40,9 @@ def read_access(index: Path, store_url: str | None = None) -> Access:
 
     Raises:
         HybridIndexError: the index cannot be opened.
-        UnsupportedIndexError: rows were added or deleted since its lists were written.
     """
     with open_index(index) as opened:
         ivf = opened.ivf
-        if ivf.live.current() is not None:
-            raise UnsupportedIndexError(
-                f"rows of {index} were added or deleted since its lists were written, and a cluster serves lists "
-                f"alone; compact it first: hybridindex compact {index}"
-            )
         spans = ivf.integrity.spans
         list_bytes = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
         profile = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.cluster.access import read_access
-from hybridindex.cluster.keys import ADMIN_FILE, SEARCH_FILE, ClusterKeys, key_for_searches, make_keys, read_keys
+from hybridindex.cluster.keys import KEY_FILES, ClusterKeys, key_for_searches, key_for_writes, make_keys, read_keys
 from hybridindex.cluster.local_ray import LOCAL_FILE, read_local, start_local, stop_local
 from hybridindex.cluster.node_process import NodeSpec
 from hybridindex.cluster.ray_actors import (
@@ -29,11 +29,11 @@ from hybridindex.cluster.ray_actors import (
     require_ray,
     start_actor,
 )
+from hybridindex.cluster.reach import OPTIONS_FILE, folder_of, kept_ca
 from hybridindex.cluster.returning import MACHINES_FILE, keep_machines
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry
 from hybridindex.errors import (
-    FileError,
     HybridIndexError,
     InvalidInputError,
     ServiceError,
@@ -47,8 +47,6 @@ from hybridindex.service.config import is_loopback
 
 __all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
 
-#: Folder of a cluster's state, within the index directory.
-FOLDER = "cluster"
 #: Calls that the manager answers at once.
 _THREADS = 8
 #: For an actor to come, and for a node to end.
@@ -132,7 +130,7 @@ def start(
     """
     tell = progress or (lambda _words, _done, _total: None)
     path, request = as_path(index), request or ClusterRequest()
-    name, state = _name_of(path), _folder_of(path, folder)
+    name, state = _name_of(path), folder_of(path, folder)
     require_ray()
     if local is not None:
         if local < 1:
@@ -191,7 +189,7 @@ def connect(
         MissingDependencyError: Ray does not answer, or is not installed.
     """
     path = as_path(index)
-    state = _folder_of(path, folder)
+    state = folder_of(path, folder)
     if address.startswith(("http://", "https://")):
         return Cluster(path, "", state, None, seed=address, key=key, ca=ca)
     name = _name_of(path)
@@ -208,7 +206,7 @@ def stop(index: str | Path, *, address: str = "auto", folder: str | Path | None 
         ServiceError: nothing runs. UnreachableError, MissingDependencyError: as :func:`connect`.
     """
     path = as_path(index)
-    state, name = _folder_of(path, folder), _name_of(path)
+    state, name = folder_of(path, folder), _name_of(path)
     own = read_local(state) if address == "auto" else None
     _check_started(path, state, address)
     try:
@@ -234,10 +232,6 @@ def _name_of(path: Path) -> str:
     if not filesystem.is_dir(path):
         raise InvalidInputError(f"path {str(path)!r} does not exist; expected an index directory")
     return f"{path.name}-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]}"
-
-
-def _folder_of(path: Path, folder: str | Path | None) -> Path:
-    return path / FOLDER if folder is None else Path(folder)
 
 
 def _check_started(path: Path, state: Path, address: str) -> None:
@@ -305,7 +299,8 @@ class Cluster:
 
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
         keys = make_keys(self._folder)
-        specs = [self._spec(f"node-{i}", keys, nodes, place) for i, place in enumerate(places)]
+        generation = read_manifest(self.path).generation
+        specs = [self._spec(f"node-{i}", keys, nodes, place, generation) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
         keep_machines(self._folder, specs, places)
         entries = self._start_nodes(specs, places)
@@ -319,16 +314,18 @@ class Cluster:
         self._keep_options(nodes, ca)
         self._change(manager, manager.repartition.remote(), tell)
 
-    def _spec(self, name: str, keys: ClusterKeys, nodes: NodeOptions, place: Any) -> NodeSpec:
+    def _spec(self, name: str, keys: ClusterKeys, nodes: NodeOptions, place: Any, generation: int) -> NodeSpec:
         def text(path: Path | None) -> str | None:
             return None if path is None else str(path)
 
         return NodeSpec(
             name=name,
             index=str(self.path.absolute()),
+            generation=generation,
             data=str(nodes.data / self.name / name),
             memory_bytes=nodes.memory_bytes,
             key=keys.admin,
+            write_key=keys.write,
             search_key=keys.search,
             host=place["NodeManagerAddress"] if nodes.host == "auto" else nodes.host,
             tls_cert=text(nodes.tls_cert),
@@ -358,10 +355,10 @@ class Cluster:
             "insecure_network": nodes.insecure_network,
             "serve": list(nodes.serve),
         }
-        filesystem.replace_file(self._folder / _OPTIONS_FILE, json.dumps(data))
+        filesystem.replace_file(self._folder / OPTIONS_FILE, json.dumps(data))
 
     def _read_options(self) -> NodeOptions:
-        data = json.loads(filesystem.read_bytes(self._folder / _OPTIONS_FILE))
+        data = json.loads(filesystem.read_bytes(self._folder / OPTIONS_FILE))
         paths = {name: None if data[name] is None else Path(data[name]) for name in _PATHS}
         return NodeOptions(
             memory_bytes=data["memory_bytes"],
@@ -426,17 +423,18 @@ class Cluster:
         """Starts one more node, on the machine of Ray with the fewest, and moves lists to it. Raises as
         :meth:`repartition`."""
         manager, ray, options = self._manager(), self._ray, self._read_options()
-        known = self._call(manager.status.remote(), 30.0)["nodes"]
+        status = self._call(manager.status.remote(), 30.0)
+        known = status["nodes"]
         number = 1 + max(int(node["name"].rpartition("-")[2]) for node in known)
         keys = read_keys(self._folder)
         if keys is None:
             raise ServiceError(
-                f"{self._folder} lacks {ADMIN_FILE} or {SEARCH_FILE}, and a node needs them; expected the "
-                "folder of the cluster's state (--state)"
+                f"{self._folder} lacks one of {', '.join(KEY_FILES)}, which a node needs; expected the folder of the "
+                "cluster's state (--state)"
             )
         taken = self._places_of(known)
         place = min(node_places(ray), key=lambda place: taken.count(place["NodeID"]))
-        spec = self._spec(f"node-{number}", keys, options, place)
+        spec = self._spec(f"node-{number}", keys, options, place, status["generation"])
         (entry,) = self._start_nodes([spec], [place])
         keep_machines(self._folder, [spec], [place])
         entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
@@ -453,10 +451,10 @@ class Cluster:
                     places.append(self._call(actor.describe.remote(), 5.0)["place"])
         return places
 
-    def router(self, *, timeout_s: float = 30.0) -> ClusterRouter:
-        """What searches it; the caller's to close."""
-        key = self._key or key_for_searches(self._folder)
-        ca = self._ca or self._kept_ca()
+    def router(self, *, timeout_s: float = 30.0, writes: bool = False) -> ClusterRouter:
+        """What searches it, and changes rows where it ``writes``; the caller's to close."""
+        key = self._key or (key_for_writes if writes else key_for_searches)(self._folder)
+        ca = self._ca or kept_ca(self._folder)
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
         if self._seed is not None:
             nodes, dim = self._ask_seed(self._seed, key, tls)
@@ -464,13 +462,6 @@ class Cluster:
             nodes = {node["name"]: node["url"] for node in self.status()["nodes"] if not node["drains"]}
             dim = read_manifest(self.path).dim
         return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s)
-
-    def _kept_ca(self) -> str | None:
-        """What nodes were started with, where the cluster's folder can be read."""
-        try:
-            return None if (path := self._read_options().tls_ca) is None else str(path)
-        except FileError:
-            return None
 
     @staticmethod
     def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:
@@ -528,5 +519,4 @@ class Cluster:
         self.close()
 
 
-_OPTIONS_FILE = "nodes.json"
 _PATHS = ("tls_cert", "tls_key", "tls_ca")

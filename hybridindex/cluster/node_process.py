@@ -1,4 +1,4 @@
-"""The daemon of one node: made its share, started, watched, started again when it dies."""
+"""The daemon of one node: made its share, started, watched, started again when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex import filesystem
+from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError
 from hybridindex.index import read_manifest
 from hybridindex.index.share.share import create_share, renew_share
@@ -22,7 +24,7 @@ from hybridindex.index.share.source import FolderSource
 from hybridindex.service.auth import KeyFile, Role
 from hybridindex.service.cluster.member import KEY_VARIABLE
 
-__all__ = ["NodeProcess", "NodeSpec"]
+__all__ = ["HUNG_AFTER_S", "NodeProcess", "NodeSpec"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 _START_S = 120.0
 #: Between two starts; twice as long after each that fails.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+#: Between two pings, and for how long the daemon may answer none.
+_PING_EVERY_S, HUNG_AFTER_S = 2.0, 20.0
 #: For a daemon to end by itself.
 _END_S = 40.0
 
@@ -46,12 +50,15 @@ class NodeSpec:
     memory_bytes: int
     #: The key that all nodes and the manager show.
     key: str
-    #: One that allows to search, and no more; None: there is none.
+    #: One that allows to change rows, and one that allows to search, and no more; None: there is none.
+    write_key: str | None = None
     search_key: str | None = None
     host: str = "127.0.0.1"
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
+    #: Of the index, which the cluster serves; None: the current one.
+    generation: int | None = None
     #: Further words of ``hybridindex serve``.
     options: tuple[str, ...] = ()
     #: It is started again after its machine was: only where its share is.
@@ -91,25 +98,26 @@ class NodeProcess:
     def _make_share(self) -> None:
         """The share of an earlier start, where it is of the same generation, with the attributes that the index has
         now; else a new one."""
-        wanted, found = read_manifest(self._spec.index), None
+        source, found = FolderSource(self._spec.index, generation=self._spec.generation, is_followed=True), None
         if filesystem.is_dir(self._share):
             try:
                 found = read_manifest(self._share)
             except HybridIndexError as error:
                 _log.warning("the share of an earlier start is not used: %s", error)
-            if found is not None and found == wanted:
-                renew_share(self._share, FolderSource(self._spec.index))
+            if found is not None and found == source.manifest:
+                renew_share(self._share, source)
                 return
             filesystem.remove_tree(self._share)
-        create_share(self._share, FolderSource(self._spec.index))
+        create_share(self._share, source)
 
     def _make_keys(self) -> Path:
         """A key file with the cluster's keys alone."""
         path = self._folder / "keys.json"
         filesystem.unlink(path, missing_ok=True)
         KeyFile(path).add_known("cluster", Role.ADMIN, self._spec.key)
-        if self._spec.search_key is not None:
-            KeyFile(path).add_known("search", Role.SEARCH, self._spec.search_key)
+        for role, key in ((Role.WRITE, self._spec.write_key), (Role.SEARCH, self._spec.search_key)):
+            if key is not None:
+                KeyFile(path).add_known(role.value, role, key)
         return path
 
     def _choose_port(self) -> int:
@@ -138,7 +146,7 @@ class NodeProcess:
         words = [
             *("serve", str(self._share), "--node", spec.name, "--node-source", spec.index),
             *("--node-memory", str(spec.memory_bytes), "--host", spec.host, "--port", str(self._port)),
-            *("--keys", str(self._keys), "--no-write", "--json"),
+            *("--keys", str(self._keys), "--json"),
         ]
         for option, value in (("--tls-cert", spec.tls_cert), ("--tls-key", spec.tls_key), ("--node-ca", spec.tls_ca)):
             if value is not None:
@@ -200,7 +208,7 @@ class NodeProcess:
             process = self._process
             assert process is not None
             began = time.monotonic()
-            process.wait()
+            self._wait(process)
             if self._ending.is_set():
                 return
             _log.warning(
@@ -215,6 +223,28 @@ class NodeProcess:
                 self.url = self._start()
             except HybridIndexError as error:
                 _log.error("%s", error)
+
+    def _wait(self, process: subprocess.Popen[str]) -> None:
+        """Until it has ended. One that answers nothing any more is ended: it keeps locks and ports that others need."""
+        tls = None if self._spec.tls_ca is None else ssl.create_default_context(cafile=self._spec.tls_ca)
+        calls = NodeCalls(self.url, self._spec.key, tls)
+        heard_s = time.monotonic()
+        while True:
+            try:
+                process.wait(_PING_EVERY_S)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+            try:
+                calls.ping(_PING_EVERY_S)
+            except HybridIndexError as error:
+                if not isinstance(error.__cause__, TimeoutError):
+                    heard_s = time.monotonic()  # whatever it says
+                elif time.monotonic() - heard_s > HUNG_AFTER_S and not self._ending.is_set():
+                    _log.warning("the daemon of node %s answers nothing; it is killed", self._spec.name)
+                    process.kill()
+            else:
+                heard_s = time.monotonic()
 
     @property
     def pid(self) -> int:

@@ -36,7 +36,7 @@ def keep_machines(folder: Path, specs: Sequence[NodeSpec], places: Sequence[dict
     known = _read(folder)
     for spec, place in zip(specs, places, strict=True):
         values = asdict(spec)
-        del values["key"], values["search_key"]
+        del values["key"], values["write_key"], values["search_key"]
         known[spec.name] = {"machine": machine_of(place), "spec": values}
     filesystem.replace_file(folder / MACHINES_FILE, json.dumps(known), permissions=0o600)
 
@@ -132,6 +132,5 @@ class Returning:
 
 def _spec_of(known: dict[str, Any], keys: ClusterKeys) -> NodeSpec:
     values = dict(known["spec"])
-    return NodeSpec(
-        **{**values, "key": keys.admin, "search_key": keys.search, "options": tuple(values["options"]), "returns": True}
-    )
+    shown = {"key": keys.admin, "write_key": keys.write, "search_key": keys.search}
+    return NodeSpec(**{**values, **shown, "options": tuple(values["options"]), "returns": True})

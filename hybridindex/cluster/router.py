@@ -1,4 +1,4 @@
-"""Searches of a cluster from outside: any node answers, and another one where that takes too long."""
+"""Searches and changes of a cluster from outside: any node answers, and another one where that takes too long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -15,11 +16,14 @@ from urllib.parse import urlencode
 import numpy as np
 
 from hybridindex.answer_codec import decode_answer
-from hybridindex.client.messages import Call, error_of, search_call
+from hybridindex.client.messages import Call, delete_call, error_of, ids_of, rows_call, search_call
 from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
 from hybridindex.errors import (
+    BuildError,
+    BusyWritingError,
     HybridIndexError,
     InvalidInputError,
+    OverloadedError,
     RouterClosedError,
     ServiceError,
     UnreachableError,
@@ -28,7 +32,7 @@ from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
-from hybridindex.types import F32, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["ClusterRouter"]
 
@@ -36,6 +40,8 @@ __all__ = ["ClusterRouter"]
 _MARGIN_BYTES = 1 << 16
 #: Between two questions who the nodes are.
 _REFRESH_S = 2.0
+#: Between two attempts of a change; and the status of one whose outcome no node knows.
+_AGAIN_S, _UNKNOWN = 0.1, 502
 
 
 class _Search:
@@ -134,7 +140,7 @@ class _Search:
 
 
 class ClusterRouter:
-    """Searches a cluster. A context manager; thread-safe.
+    """Searches a cluster, and changes its rows. A context manager; thread-safe.
 
     It asks the node with the least to do, over connections that stay open. A node that is down is not asked; where one
     takes longer than it nearly always does, another one is asked, too, and the first answer counts.
@@ -325,6 +331,91 @@ class ClusterRouter:
         if asked.ndim != 2 or asked.shape[1] != self.dim or not 1 <= len(asked) <= MAX_BATCH_QUERIES:
             raise InvalidInputError(f"queries have shape {asked.shape}; expected ({self.dim},) or (n, {self.dim})")
         return asked
+
+    def add(self, vectors: Any, ids: Any = None, attributes: Any = None) -> I64:
+        """Adds rows; the ids. They are on the disk of the index when it returns, and searches of all nodes that answer
+        find them. Needs a key with the role write.
+
+        Args:
+            vectors: (d,) or (n, d) float32.
+            ids: (n,) integers of 0 or more; None: numbers above all that are there.
+            attributes: a mapping of names to columns, a pyarrow Table or RecordBatch, or a DataFrame.
+
+        Raises:
+            DuplicateIdError: an id is there. InvalidInputError: names the argument.
+            UnreachableError, OverloadedError: nothing has changed; no node answers, or none writes now.
+            ServiceError: the node that writes was lost meanwhile, and may have added them or not.
+        """
+        return ids_of(self._change(rows_call(vectors, ids, attributes, replaces=False), again=False), ids)
+
+    def upsert(self, vectors: Any, ids: Any, attributes: Any = None) -> int:
+        """As :meth:`add`, in the place of all rows that have these ids; how many ids were there, at the attempt that
+        counted: where the node that writes is lost, another one is asked."""
+        if ids is None:
+            raise InvalidInputError("ids is None; expected the id of each row")
+        return int(self._change(rows_call(vectors, ids, attributes, replaces=True), again=True)["replaced"])
+
+    def delete(self, ids: Any = None, *, where: str | None = None) -> int:
+        """Deletes rows by id, or those of which a condition is true; how many ids were there. As :meth:`upsert`."""
+        return int(self._change(delete_call(ids, where), again=True)["deleted"])
+
+    def _change(self, call: Call[dict[str, Any]], *, again: bool) -> dict[str, Any]:
+        """``again``: made twice, it has the effect of one."""
+        ends_s = time.monotonic() + self._timeout_s
+        tried: set[str] = set()
+        while True:
+            asked: Future[tuple[int, bytes]] = Future()
+            with self._lock:
+                if self._closed:
+                    raise RouterClosedError("the router of the cluster is closed")
+                self._thread.call(self._ask_for_change, call, tried, ends_s, asked)
+            problem: HybridIndexError
+            try:
+                status, body = asked.result()
+            except UnreachableError as error:
+                may_repeat, problem = True, error
+            except Exception as error:  # noqa: BLE001 - of the connection
+                words = f"a node was lost while the change was made ({error}), which may be made or not"
+                may_repeat, problem = again, ServiceError(words)
+            else:
+                found = error_of(status, {}, body)
+                if found is None:
+                    return call.read(body)
+                problem = found
+                # Another process writes: a node that was lost, and may end soon.
+                busy = isinstance(found, OverloadedError | BusyWritingError) or type(found) is BuildError
+                may_repeat = again if status == _UNKNOWN else busy
+            if not may_repeat or time.monotonic() > ends_s - _AGAIN_S:
+                raise problem
+            time.sleep(_AGAIN_S)
+            if len(tried) >= len(self._peers):
+                tried.clear()
+
+    def _ask_for_change(
+        self, call: Call[dict[str, Any]], tried: set[str], ends_s: float, asked: Future[tuple[int, bytes]]
+    ) -> None:
+        """On the loop's thread."""
+        peer = self.choose(tried)
+        if peer is None:
+            asked.set_exception(UnreachableError("no node of the cluster answers"))
+            return
+        tried.add(peer.node.name)
+
+        def told(status: int, body: bytes, error: Exception | None) -> None:
+            if error is None:
+                asked.set_result((status, body))
+            else:
+                asked.set_exception(error)
+
+        more = {name: value for name, value in call.headers.items() if name != "content-type"}
+        peer.request(
+            call.path,
+            call.content,
+            told,
+            kind=call.headers["content-type"],
+            lines="".join(f"{name}: {value}\r\n" for name, value in more.items()),
+            limit_s=max(_AGAIN_S, ends_s - time.monotonic()),
+        )
 
     def status(self) -> list[dict[str, Any]]:
         """Of each node: its state, and what it was asked."""

@@ -185,7 +185,7 @@ def _verify_generation(generation: Path, *, beside: bool = False) -> Manifest:
     return manifest
 
 
-def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
+def open_index(path: str | Path, verify: Verify = "full", *, changes_of: str | Path | None = None) -> IVFIndex:
     """Open the current generation, memory-mapped.
 
     ``verify="full"`` reads all files once (several GB/s from the page cache); "quick" trusts the bytes of ``lists.bin``
@@ -193,10 +193,10 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
     once, with a warning in the log: as a new generation, or in a temporary directory where the index cannot be written.
 
     Of a share (:attr:`IVFIndex.share`) "full" reads the lists that it holds; those that are damaged are not held, which
-    the log says.
+    the log says. With ``changes_of``, the whole index, searches see what is added to and deleted from that one.
 
     Raises:
-        InvalidInputError: there is nothing at ``path``, or ``verify`` is unknown.
+        InvalidInputError: there is nothing at ``path``, ``verify`` is unknown, or it is no share of ``changes_of``.
         UnsupportedIndexError: not an index directory, or a newer format.
         CorruptIndexError: bytes differ from their checksums, or a file is missing or short.
         UnreadableIndexError: a file is there and cannot be read: no permission, or an error of the disk.
@@ -206,7 +206,8 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
         raise InvalidInputError(f"verify is {verify!r}; expected 'full' or 'quick'")
     directory = as_path(path)
     require_faiss()
-    return _of_current(directory, lambda generation: _open_generation(directory, generation, verify))
+    whole = None if changes_of is None else as_path(changes_of)
+    return _of_current(directory, lambda generation: _open_generation(directory, generation, verify, whole))
 
 
 def _of_current(path: Path, read: Callable[[Path], _T]) -> _T:
@@ -240,8 +241,9 @@ def _unchanged(path: Path, generation: Path) -> bool:
         return True
 
 
-def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
+def _open_generation(path: Path, generation: Path, verify: Verify, whole: Path | None = None) -> IVFIndex:
     manifest = _read_manifest(generation)
+    logged = generation if whole is None else _generation_of(whole, generation, manifest)
     table, digests = _check_files(generation, manifest, verify)
     recorded = read_held(generation, manifest)
     absent = None if recorded is None else _absent_lists(generation, manifest, table, digests, recorded, verify)
@@ -263,7 +265,7 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
         raise unreadable(error, generation) from error
     except (RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
-    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, open_live(generation, manifest))
+    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity, open_live(logged, manifest))
     if manifest.layout == "blocks16":
         return _converted(index)
     if recorded is not None:
@@ -274,6 +276,14 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     )
     index.attributes, index.attributes_problem = find_attributes(generation, manifest)
     return index
+
+
+def _generation_of(whole: Path, share: Path, manifest: Manifest) -> Path:
+    """The folder in the index ``whole`` of the generation that ``share`` is of."""
+    folder = whole / share.name
+    if not filesystem.exists(share / SHARE_FILE) or _read_manifest(folder) != manifest:
+        raise InvalidInputError(f"{share.parent} is no share of {whole}; expected one that was made of it")
+    return folder
 
 
 def open_generation(path: Path, folder: Path) -> IVFIndex:

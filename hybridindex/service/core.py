@@ -124,8 +124,12 @@ class Service(OfOneProcess):
         self.on_search: list[Callable[[Observation], None]] = []
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
-        self.rows = RowWriter(first.index.path, allowed=config.write, durability=config.durability)
-        self.documents = DocumentWriter(first.index.path, self.rows, config.documents, most=config.limits.max_rows)
+        # A node writes to the index that its share is of.
+        path, lineage = first.index.path, None
+        if config.node.name is not None and config.node.source is not None:
+            path, lineage = config.node.source, first.index.ivf.manifest.lineage
+        self.rows = RowWriter(path, allowed=config.write, durability=config.durability, lineage=lineage)
+        self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()
         #: Of the store's openings, the one that knows the plan in force; None: none does.

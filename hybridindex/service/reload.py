@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hybridindex.api import Index, open_index
+from hybridindex.api import Index
 from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
@@ -24,7 +24,7 @@ from hybridindex.errors import (
     ReloadError,
     StoreError,
 )
-from hybridindex.index import Manifest, remove_replaced
+from hybridindex.index import Manifest, open_index, remove_replaced
 from hybridindex.index.rabitq.codes import are_whole
 from hybridindex.index.rabitq.spec import RabitqSpec
 from hybridindex.index.storage.generation import generation_name
@@ -319,7 +319,7 @@ class Generations:
         before, config = self._current, self.config
         _same_questions(before.index.ivf.manifest, found)
         _, codes = self._look()
-        index = ServedIndex(open_index(before.index.path).ivf)
+        index = ServedIndex(open_index(before.index.path))
         try:
             _same_questions(before.index.ivf.manifest, index.ivf.manifest)
             choice = self._plan_of(index, before)

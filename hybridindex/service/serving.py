@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hybridindex.api import Index, open_index
+from hybridindex.api import Index
 from hybridindex.config import PrecisionName, RouterConfig
 from hybridindex.errors import (
     HybridIndexError,
@@ -17,7 +17,7 @@ from hybridindex.errors import (
     ProfileMismatchError,
     StoreError,
 )
-from hybridindex.index import Manifest, read_manifest
+from hybridindex.index import Manifest, open_index, read_manifest
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rabitq.codes import read_spec
 from hybridindex.index.rabitq.spec import RabitqSpec
@@ -155,7 +155,8 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         HybridIndexError: whatever is wrong with the index; or with the store, where a plan of it was named by its id.
     """
     _, codes = look_at(path, config.router)
-    index, node = ServedIndex(open_index(path).ivf), config.node
+    node = config.node
+    index = ServedIndex(open_index(path, changes_of=None if node.name is None else node.source))
     try:
         if node.name is not None:
             index.member = Member(index.ivf, node.name, source=node.source, memory_bytes=node.memory_bytes, ca=node.ca)

@@ -200,10 +200,19 @@ class Connections:
         self._closed = False
 
     def request(
-        self, method: str, target: str, body: bytes, exchange: Exchange, *, kind: str = "", accept: str = ""
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        exchange: Exchange,
+        *,
+        kind: str = "",
+        accept: str = "",
+        lines: str = "",
     ) -> None:
-        """Begins ``exchange``; ``target``: path and query. ``kind``, ``accept``: media types of body and answer."""
-        more = f"content-type: {kind}\r\n" if kind else ""
+        """Begins ``exchange``; ``target``: path and query. ``kind``, ``accept``: media types of body and answer;
+        ``lines``: further header lines, each with its end."""
+        more = f"{lines}content-type: {kind}\r\n" if kind else lines
         more += f"accept: {accept}\r\n" if accept else ""
         head = f"{method} {target} HTTP/1.1\r\n{more}content-length: {len(body)}\r\n".encode()
         parts = [head, self._address.lines, b"\r\n", body]

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 #: Between two pings, and for how long a node may answer nothing. Together below a second.
 PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
+#: Bytes of an answer that is no search's.
+_MOST_ANSWER = 64 << 20
 #: Pings that a node answers before it is asked again.
 _TO_COME_BACK = 2
 
@@ -82,11 +84,43 @@ class Peer:
         *,
         kind: str,
         accept: str,
+        lines: str = "",
     ) -> None:
         """``on_down``: told where the node goes down before it answers; until :meth:`forget`. ``kind`` and ``accept``:
-        media types of body and answer."""
+        media types of body and answer; ``lines``: further header lines."""
         self._waiting.add(on_down)
-        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept)
+        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept, lines=lines)
+
+    def request(
+        self,
+        target: str,
+        body: bytes,
+        told: Callable[[int, bytes, Exception | None], None],
+        *,
+        kind: str = "",
+        lines: str = "",
+        limit_s: float,
+    ) -> None:
+        """As :meth:`ask`, of something that is asked of no other node meanwhile. ``told`` is called once: with status
+        and body, or with what happened, at the latest after ``limit_s``."""
+        ended = False
+
+        def end(status: int, answer: bytes, error: Exception | None) -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                timer.cancel()
+                self.forget(on_down)
+                exchange.cancel()
+                told(status, answer, error)
+
+        def on_down(error: Exception) -> None:
+            end(0, b"", error)
+
+        exchange = Exchange(end, _MOST_ANSWER)
+        words = f"node {self.node.name} did not answer within {limit_s:g} s"
+        timer = self._loop.call_later(limit_s, lambda: end(0, b"", TimeoutError(words)))
+        self.ask(target, body, exchange, on_down, kind=kind, accept="application/json", lines=lines)
 
     def scan(self, options: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
         """As :meth:`ask`, of a scan."""

@@ -393,7 +393,11 @@ class RemoteLists:
 
     def status(self) -> list[dict[str, Any]]:
         """Of each other node that may be asked."""
-        return [peer.status() for peer in self._view.peers if peer is not None]
+        return [peer.status() for peer in self.peers()]
+
+    def peers(self) -> Sequence[Peer]:
+        """The other nodes of the map, in its order."""
+        return [peer for peer in self._view.peers if peer is not None]
 
     def nobody_has(self) -> I64:
         """Ids of lists that no node which answers has, this one included."""

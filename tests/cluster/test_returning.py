@@ -21,7 +21,7 @@ from tests.cluster.searches import wait_until
 from tests.clustered import small_index
 
 PLACE = {"NodeID": "a", "NodeManagerHostname": "host", "NodeManagerAddress": "10.0.0.7"}
-KEYS = ClusterKeys(admin=new_key(), search=new_key())
+KEYS = ClusterKeys(admin=new_key(), write=new_key(), search=new_key())
 
 
 class Machines:
@@ -57,7 +57,7 @@ def spec(tmp_path):
     small_index(tmp_path / "index").close()
     return NodeSpec(
         name="node-0", index=str(tmp_path / "index"), data=str(tmp_path / "node"), memory_bytes=1 << 30,
-        key=KEYS.admin, search_key=KEYS.search,
+        key=KEYS.admin, write_key=KEYS.write, search_key=KEYS.search,
         options=("--threads", "1"),
     )  # fmt: skip
 

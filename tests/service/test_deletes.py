@@ -90,7 +90,11 @@ def test_who_cannot_write_says_so_and_searches_go_on(service, index_path, querie
     assert "no space left on device" in caplog.text
     monkeypatch.undo()
     assert service.index.n_deleted == 0
-    assert ask(service, "POST", "/v1/vectors/delete", json={"ids": [1]}).json() == {"deleted": 1, "deleted_in_all": 1}
+    assert ask(service, "POST", "/v1/vectors/delete", json={"ids": [1]}).json() == {
+        "deleted": 1,
+        "deleted_in_all": 1,
+        "number": 1,
+    }
     assert len(service.router.search(queries, 3).ids) == len(queries)
 
 

@@ -72,6 +72,8 @@ class LiveStore:
         self.file = log_file(self.folder, manifest)
         #: Whether nobody but this process may write: who keeps the writer's claim says so.
         self.is_sole_writer = False
+        #: Whether a thread looks for what others change, so that no search waits for a file.
+        self.is_watched = False
         self._renew_locks()
         self._rows: LiveRows | None = None
         self._look_again_s = 0.0
@@ -115,7 +117,8 @@ class LiveStore:
 
     def current(self) -> LiveRows | None:
         """What has changed until now; None: nothing."""
-        if (self._is_behind or not self.is_sole_writer) and time.monotonic() >= self._look_again_s:
+        looks = not self.is_watched and (self._is_behind or not self.is_sole_writer)
+        if looks and time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + LOOK_AGAIN_S
             try:
                 self._look(blocking=False)

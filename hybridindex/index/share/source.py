@@ -14,7 +14,7 @@ from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, 
 from hybridindex.index.log.change_log import log_file
 from hybridindex.index.share.beside import attribute_files
 from hybridindex.index.share.record import read_held
-from hybridindex.index.storage.generation import as_path, read_current, unreadable
+from hybridindex.index.storage.generation import as_path, generation_name, read_current, unreadable
 from hybridindex.index.storage.list_digests import digest_lists, list_spans, read_digests, render_digests
 from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
@@ -24,6 +24,7 @@ from hybridindex.index.storage.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     TABLE_FILE,
+    Manifest,
     parse_manifest,
 )
 
@@ -53,12 +54,18 @@ class ListSource(Protocol):
 class FolderSource:
     """The current generation of the index, or share, at a path; it stays that one. One thread at a time."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, generation: int | None = None, is_followed: bool = False) -> None:
         """
+        Args:
+            generation: or this one.
+            is_followed: shares of it know what was added and deleted since its lists were written.
+
         Raises:
             InvalidInputError, UnsupportedIndexError, CorruptIndexError, UnreadableIndexError: no index can be read.
         """
-        self._folder = folder = read_current(as_path(path))
+        path = as_path(path)
+        self._folder = folder = read_current(path) if generation is None else path / generation_name(generation)
+        self._is_followed = is_followed
         try:
             self._raw_manifest = filesystem.read_bytes(folder / MANIFEST_FILE)
         except FileError as error:
@@ -66,6 +73,11 @@ class FolderSource:
         self._manifest = manifest = parse_manifest(self._raw_manifest, str(folder / MANIFEST_FILE))
         table = read_table(folder, manifest)
         self._spans = list_spans(table, manifest.code_size, manifest.layout)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the generation."""
+        return self._manifest
 
     def files(self) -> dict[str, bytes]:
         """As :meth:`ListSource.files`. Where an older version wrote no digests of single lists, they are computed: all
@@ -76,7 +88,7 @@ class FolderSource:
             CorruptIndexError, UnreadableIndexError: a file is damaged, or cannot be read.
         """
         folder, manifest = self._folder, self._manifest
-        if log_file(folder, manifest).read().changes:
+        if not self._is_followed and log_file(folder, manifest).read().changes:
             raise UnsupportedIndexError(
                 f"rows of {folder.parent} were added or deleted since its lists were written, which a share would not "
                 f"know; compact it first: hybridindex compact {folder.parent}"

@@ -72,10 +72,17 @@ class RowWriter:
         *,
         allowed: bool = True,
         durability: Durability = "synced",
+        lineage: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Opens nothing: the first change does."""
+        """Opens nothing: the first change does.
+
+        Args:
+            lineage: of the index of a cluster, of which a node serves one generation as long as it runs: no other
+                lineage is written, and nothing is compacted. None: it is served as a whole.
+        """
         self._path = path
+        self._lineage = lineage
         self.allowed = allowed
         self._durability = durability
         self._clock = clock
@@ -118,13 +125,13 @@ class RowWriter:
             self.count(added=len(vectors) - there, replaced=there)
             return self._answer(index, added=len(vectors) - there, replaced=there, ids=None)
 
-    def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, int]:
+    def delete(self, *, ids: I64 | list[int] | None = None, where: str | None = None) -> dict[str, Any]:
         """See :meth:`hybridindex.api.Index.delete`; raises as :meth:`add`."""
         with self._writing() as index:
             n = index.delete(ids, where=where)
             self.count(deleted=n)
             _log.info("deleted %d ids, %d in all", n, index.n_deleted)
-            return {"deleted": n, "deleted_in_all": index.n_deleted}
+            return self._answer(index, deleted=n, deleted_in_all=index.n_deleted)
 
     @contextmanager
     def numbering_alone(self) -> Iterator[None]:
@@ -155,6 +162,11 @@ class RowWriter:
     def compact(self) -> dict[str, Any]:
         """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
         yet."""
+        if self._lineage is not None:
+            raise WritesOffError(
+                "the nodes of a cluster go on with the generation that they have: stop the cluster, compact the index "
+                "(hybridindex compact), and start the cluster again"
+            )
         with self._writing() as index:
             done = index.writer.compact(self._stop)
             self._note_shape(index)
@@ -243,6 +255,13 @@ class RowWriter:
                 self._failed = self._clock(), error
                 raise
             self._failed = None
+            if self._lineage is not None:
+                index.writer.compacts = False
+                if index.ivf.manifest.lineage != self._lineage:
+                    index.close()
+                    raise BuildError(
+                        "the index was built anew since the nodes of the cluster opened it; start the cluster anew"
+                    )
             self._note_shape(index)
             with self._idle:
                 kept = None if self._closed else index
@@ -263,7 +282,7 @@ class RowWriter:
     def is_ahead_of(self, generation: int) -> bool:
         """Whether a compaction made another generation than the one that serves."""
         index = self._index
-        return index is not None and index.writer.newest.generation != generation
+        return self._lineage is None and index is not None and index.writer.newest.generation != generation
 
     def follow(self, _generation: int) -> None:
         """After another generation began to serve: an index that was built anew or rolled back takes no changes by way
@@ -274,13 +293,18 @@ class RowWriter:
         if index.writer.newest.generation == read_manifest(self._path).generation:
             self._note_shape(index)
             return
+        self.let_go()
+        _log.info("the index was replaced: changes go to the generation that serves now")
+
+    def let_go(self) -> None:
+        """Others may write from now on; the next change asks for the right again."""
         with self._opening:
             with self._idle:
-                self._index = None
-                self._compactions_before += index.writer.compactions
+                index, self._index = self._index, None
                 self._idle.wait_for(lambda: not self._users)
-            index.close()
-            _log.info("the index was replaced: changes go to the generation that serves now")
+            if index is not None:
+                self._compactions_before += index.writer.compactions
+                index.close()
 
     def _note_shape(self, index: Index) -> None:
         """What the compaction that made the newest generation did to its lists, once: the generation tells."""

@@ -30,9 +30,11 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.share.ranges import ranges_of
 from hybridindex.index.share.share import HoldProgress, Share
 from hybridindex.index.share.source import FolderSource, ListSource
+from hybridindex.router.remote.changes import KNOWN_WITHIN_S, PeerChanges
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.list_source import PeerSource
 from hybridindex.router.remote.remote_lists import RemoteLists
+from hybridindex.service.cluster.following import Following
 
 __all__ = ["KEY_VARIABLE", "MAP_FILE", "Member"]
 
@@ -84,7 +86,7 @@ class Member:
         Args:
             index: opened from a share.
             name: this node's, in maps.
-            source: the whole index, for lists that no other node has.
+            source: the whole index, for lists that no other node has; ``index`` was opened with its changes.
             memory_bytes: that lists may take here; told to the manager.
             ca: certificates that those of other nodes are checked with.
 
@@ -100,6 +102,9 @@ class Member:
         self._key = os.environ.get(KEY_VARIABLE) or None
         self._tls = _tls(ca)
         self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
+        #: Who writes, and who is told of it.
+        self.changes = PeerChanges(self.remote)
+        self._following = None if source is None else Following(index.live)
         self._lock = threading.Lock()
         #: Maps are kept in the order in which they are applied.
         self._applying = threading.Lock()
@@ -112,6 +117,15 @@ class Member:
         self._n_searches = 0
         self._file = index.path / MAP_FILE
         self._resume()
+
+    @property
+    def number(self) -> int:
+        """Of the last change of rows that searches of this node see."""
+        return self._index.live.number
+
+    def know(self, number: int) -> int:
+        """Looks for change ``number``, a moment long; the last one that searches see then."""
+        return self.number if self._following is None else self._following.until(number, KNOWN_WITHIN_S)
 
     @property
     def share(self) -> Share:
@@ -234,7 +248,7 @@ class Member:
                 source = PeerSource(node.url, self._key, self._tls, spans=spans, timeout_s=_PEER_S)
                 yield source, map_.held_by(i)
         if self._source is not None:
-            yield FolderSource(self._source), np.ones(nlist, dtype=np.bool_)
+            yield FolderSource(self._source, generation=self._index.generation), np.ones(nlist, dtype=np.bool_)
 
     def drop(self, lists: npt.NDArray[np.bool_]) -> int:
         """Gives up lists (nlist,) bool; the bytes that were given back.
@@ -267,9 +281,17 @@ class Member:
             "held_bytes": self._share.held_bytes,
             "memory_bytes": self._memory_bytes,
             "nobody_has": len(self.remote.nobody_has()),
+            "changes": self._changes(),
             "holding": None if job is None else job.status(),
             "peers": self.remote.status(),
         }
+
+    def _changes(self) -> dict[str, Any] | None:
+        """None: nothing is followed."""
+        if (following := self._following) is None:
+            return None
+        writer = self.changes.writer()
+        return {"number": following.number, "age_s": following.age_s, "problem": following.problem, "writer": writer}
 
     def unreachable(self) -> tuple[int, float]:
         """Lists that no node which answers has, this one included: how many, and their part of the bytes of all."""
@@ -308,6 +330,7 @@ class Member:
             "unreachable_lists": lists,
             "unreachable_share": part,
             "fan_out": sum(peer["asked"] for peer in peers) / self._n_searches if self._n_searches else None,
+            "changes": self._changes(),
             "nodes": nodes,
         }
 
@@ -327,6 +350,8 @@ class Member:
         if job is not None and thread is not None:
             job.stop.set()
             thread.join()
+        if self._following is not None:
+            self._following.close()
         self.remote.close()
 
 

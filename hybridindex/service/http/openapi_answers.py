@@ -246,7 +246,10 @@ COMPACTED = answer(
     "What was made; compacted is false where nothing had changed. serves: whether that generation serves already; the "
     "daemon tries until it does",
 )
-DELETED = answer(closed({"deleted": _COUNT, "deleted_in_all": _COUNT}), "How many ids had rows, and all so far")
+DELETED = answer(
+    closed(dict.fromkeys(("deleted", "deleted_in_all", "number"), _COUNT)),
+    "How many ids had rows, and all so far; number of the last change",
+)
 DOCUMENTS_ADDED = answer(
     closed(
         {

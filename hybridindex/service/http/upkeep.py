@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from hybridindex.errors import OverloadedError, ReloadError
+from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
 from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.observe.events import DeviceWatch
@@ -86,6 +87,15 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             except Exception:  # noqa: BLE001 - the next generation must be seen
                 _log.exception("the index could not be looked at; it is tried again")
 
+    async def leave_writing(member: Member) -> None:
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            if service.rows.keeps and member.changes.writer() != member.remote.name:
+                try:
+                    await asyncio.to_thread(service.rows.let_go)
+                except Exception:  # noqa: BLE001 - another node waits for it
+                    _log.exception("the right to write could not be given up; it is tried again")
+
     async def keep_store() -> None:
         while True:
             await asyncio.sleep(_STORE_S)
@@ -107,6 +117,8 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
     service.start()
     endless = [sweep(), sample(), watch_devices(), keep_store(), follow_compactions()]
     endless.append(prune_now_and_then(service, partial(calls.read, "")))
+    if (member := service.member) is not None:
+        endless.append(leave_writing(member))
     if service.config.reload == "auto":
         endless.append(follow())
     tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]

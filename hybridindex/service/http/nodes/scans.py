@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from hybridindex.config import MAX_K
 from hybridindex.router.remote.scan_codec import AskedScan, decode_asked, encode_found
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import hold
@@ -53,7 +54,8 @@ class Scans:
         if given.get("of") != self.of:
             raise other_generation(f"this node has {self.of}, and {given.get('of')} was asked")
         n, w = _count(given, "n", _MOST_ROWS), _count(given, "w", _MOST_WIDTH)
-        d, k = _count(given, "d", index.scan_dim), _count(given, "k", self._service.config.limits.max_k)
+        # A client's k is bounded where it asks; deleted rows need places beside it.
+        d, k = _count(given, "d", index.scan_dim), _count(given, "k", MAX_K)
         if d != index.scan_dim:
             raise BodyError("d", f"is {d}; expected {index.scan_dim}")
         n_filters = _count(given, "f", n) if "f" in given else 0

@@ -14,6 +14,7 @@ from hybridindex.errors import OverloadedError
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import CHARGE, media_type, parse_within, read_body
+from hybridindex.service.http.nodes.writes import NodeWrites
 from hybridindex.service.http.requests import Body
 from hybridindex.service.http.routes.answered_keys import AnsweredKeys
 from hybridindex.service.http.routes.common import caller_of
@@ -40,6 +41,8 @@ class Changing:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        member = service.member
+        self._writes = None if member is None else NodeWrites(service, member)
         self._answered = AnsweredKeys(service.clock)
 
     def refuse_at_the_end(self) -> None:
@@ -76,16 +79,22 @@ class Changing:
             change: given the name of the client.
         """
         client, key = caller_of(request).name, request.headers.get("idempotency-key")
+        if key is not None and not _KEY.fullmatch(key):
+            words = f"is {short(key)}; expected 1..{_MOST_KEY_CHARACTERS} visible ASCII characters"
+            raise BodyError("Idempotency-Key", words)
 
         async def run() -> bytes:
-            return json.dumps(await change(client)).encode()
+            if self._writes is None:
+                return json.dumps(await change(client)).encode()
+            if (made := await self._writes.elsewhere(request, body, client, key)) is not None:
+                return made
+            said = await change(client)
+            await self._writes.tell(said["number"])
+            return json.dumps(said).encode()
 
         headers = {"cache-control": "no-store"}
         if key is None:
             return Response(await run(), 200, headers, "application/json")
-        if not _KEY.fullmatch(key):
-            words = f"is {short(key)}; expected 1..{_MOST_KEY_CHARACTERS} visible ASCII characters"
-            raise BodyError("Idempotency-Key", words)
         said = (what, request.headers.get("content-type"), request.url.query, digest_bytes(body))
         answer, again = await self._answered.once(client, key, repr(said), run)
         if again:

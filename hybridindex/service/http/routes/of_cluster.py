@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from hybridindex.errors import HybridIndexError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.index.share.source import FILES, FolderSource
+from hybridindex.router.remote.changes import CHANGED_PATH
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.frames import CHANNEL_PATH, UPGRADE
 from hybridindex.router.remote.list_source import MOST_BYTES, MOST_LISTS
@@ -41,6 +43,8 @@ PEER_PREFIX = "/v1/cluster/"
 _BYTES, _JSON = b"application/octet-stream", b"application/json"
 #: Bytes of a scan's arrays. Filters make them many, and their memory is taken from the budget of requests.
 _MOST_SCAN = 1 << 28
+#: Of the number of a change.
+_MOST_DIGITS = 18
 
 
 class ClusterRoutes:
@@ -59,6 +63,7 @@ class ClusterRoutes:
             ("POST", "hold"): self._hold,
             ("POST", "drop"): self._drop,
             ("POST", "lists"): self._lists,
+            ("POST", CHANGED_PATH.removeprefix(PEER_PREFIX)): self._changed,
             **{("GET", f"files/{name}"): self._file for name in FILES},
         }
 
@@ -152,6 +157,14 @@ class ClusterRoutes:
             return b"".join(codes + ids for _, codes, ids in self._member.share.read(lists))
 
         await _answer(send, await asyncio.to_thread(read), _BYTES)
+
+    async def _changed(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Rows were changed: searches see it when this answers."""
+        number = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("number", "")
+        if not number.isdecimal() or len(number) > _MOST_DIGITS:
+            raise BodyError("number", f"is {number[:20]!r}; expected an integer of 0 or more")
+        known = await asyncio.to_thread(self._member.know, int(number))
+        await _answer(send, str(known).encode(), _JSON)
 
     async def _file(self, scope: Scope, _receive: Receive, send: Send) -> None:
         name = scope["path"].rpartition("/")[2]

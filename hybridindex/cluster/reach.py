@@ -1,0 +1,74 @@
+"""What the folder of a cluster tells its clients: where nodes are, and what they let in."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+
+from hybridindex import filesystem
+from hybridindex.client.client import Client
+from hybridindex.cluster.keys import key_for_writes
+from hybridindex.cluster.state import read_state
+from hybridindex.errors import (
+    AccessDeniedError,
+    DeadlineExceededError,
+    FileError,
+    OverloadedError,
+    UnreachableError,
+)
+from hybridindex.index.storage.generation import as_path
+
+__all__ = ["FOLDER", "OPTIONS_FILE", "client_of", "folder_of", "kept_ca"]
+
+#: In the index directory, unless another one is named.
+FOLDER = "cluster"
+#: What nodes were started with.
+OPTIONS_FILE = "nodes.json"
+#: For a node to answer a client that begins.
+_ANSWERS_S = 5.0
+
+
+def folder_of(path: Path, folder: str | Path | None) -> Path:
+    """Where the state of the cluster of an index is."""
+    return path / FOLDER if folder is None else Path(folder)
+
+
+def client_of(index: str | Path, *, key: str | None = None, timeout_s: float = 30.0) -> Client | None:
+    """A client of a node that answers, for changes of rows; None: no cluster of the index was started, or its state is
+    not within the index directory.
+
+    Args:
+        key: default the cluster's key for changes, where its folder can be read.
+
+    Raises:
+        UnreachableError: no node answers.
+    """
+    folder = folder_of(as_path(index), None)
+    state = read_state(folder)
+    if state is None:
+        return None
+    ca = kept_ca(folder)
+    verify = True if ca is None else ssl.create_default_context(cafile=ca)
+    shown = key or key_for_writes(folder)
+    for node in state.nodes:
+        with Client(node.url, key=shown, timeout_s=_ANSWERS_S, verify=verify) as asked:
+            try:
+                asked.status()
+            except (UnreachableError, OverloadedError, DeadlineExceededError):
+                continue
+            except AccessDeniedError:
+                pass
+        return Client(node.url, key=shown, timeout_s=timeout_s, verify=verify)
+    raise UnreachableError(
+        f"a cluster of {index} was started, and none of its nodes answers; stop it first (hybridindex cluster stop "
+        f"{index})"
+    )
+
+
+def kept_ca(folder: Path) -> str | None:
+    """What nodes were started with, where the cluster's folder can be read."""
+    try:
+        return json.loads(filesystem.read_bytes(folder / OPTIONS_FILE))["tls_ca"]  # type: ignore[no-any-return]
+    except FileError:
+        return None

@@ -1,0 +1,93 @@
+"""Changes of rows that a node is asked for: made by the one node that writes, which then tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from fastapi import Request
+
+from hybridindex.errors import OverloadedError, UnreachableError
+from hybridindex.index.storage.checksums import digest_bytes
+from hybridindex.service.cluster.member import Member
+from hybridindex.service.core import Service
+from hybridindex.service.http.problems import Problem, ProblemError
+
+__all__ = ["NodeWrites"]
+
+#: Of a change that another node sent here.
+_FORWARDED = "x-hybridindex-forwarded"
+#: Nodes agree within so long who writes; and between two attempts until then.
+_AGREE_S, _AGAIN_S = 5.0, 0.1
+_NOT_THE_WRITER = "not-the-writer"
+
+
+class NodeWrites:
+    """Of one node. On the event loop."""
+
+    def __init__(self, service: Service, member: Member) -> None:
+        self._service, self._member = service, member
+
+    async def elsewhere(self, request: Request, body: bytes, client: str, key: str | None) -> bytes | None:
+        """The answer of the node that writes, where that is another one; None: it is this one.
+
+        Args:
+            client: who asks.
+            key: idempotency key.
+
+        Raises:
+            OverloadedError: no node writes now. ProblemError: that node's; or it was lost meanwhile.
+        """
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        kind, lines = request.headers.get("content-type", ""), f"{_FORWARDED}: 1\r\n"
+        if key is not None:  # clients share the other node's keys
+            lines += f"idempotency-key: {digest_bytes(json.dumps([client, key]).encode())}\r\n"
+        ends_s = time.monotonic() + _AGREE_S
+        while True:
+            writer = self._member.changes.writer()
+            if writer == self._member.remote.name:
+                return None
+            if _FORWARDED in request.headers:
+                words = f"this node takes {writer} for the one that writes"
+                raise ProblemError(Problem(503, _NOT_THE_WRITER, "Another node writes", words, retry_after_s=_AGAIN_S))
+            if writer is not None:
+                problem = await self._ask(writer, target, body, kind, lines)
+                if isinstance(problem, bytes):
+                    return problem
+                if problem is not None and problem.name != _NOT_THE_WRITER:
+                    raise ProblemError(problem)
+            if time.monotonic() > ends_s:
+                raise OverloadedError("no node of the cluster writes now: nothing has changed", retry_after_s=1)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _ask(self, writer: str, target: str, body: bytes, kind: str, lines: str) -> bytes | Problem | None:
+        """Its answer, or what it says instead; None: it was not reached."""
+        try:
+            asked = self._member.changes.ask(writer, target, body, kind=kind, lines=lines)
+            status, answer = await asyncio.wrap_future(asked)
+        except UnreachableError:
+            return None
+        except Exception as error:  # noqa: BLE001 - of the connection
+            words = (
+                f"node {writer} was lost while it made the change ({error}), which may be made or not; where the same "
+                "ids may be written again, replace or delete them once more"
+            )
+            return Problem(502, "unknown-outcome", "Unknown outcome", words)
+        return answer if status == 200 else _problem(status, answer)
+
+    async def tell(self, number: int) -> None:
+        """Searches of this node see change ``number`` when it returns, and of others as far as they answer."""
+        if self._member.number < number:
+            await asyncio.to_thread(self._member.know, number)
+        await asyncio.wrap_future(self._member.changes.tell(number))
+
+
+def _problem(status: int, answer: bytes) -> Problem:
+    try:
+        said: Any = json.loads(answer)
+        name, wait_s = str(said["type"]).rpartition(":")[2], said.get("retry_after_s")
+        return Problem(status, name, str(said["title"]), str(said["detail"]), said.get("field"), wait_s)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Problem(502, "unknown-outcome", "Unknown outcome", f"the node that writes answered {status}")

@@ -1,0 +1,282 @@
+"""Rows that come and go in a cluster: any node takes a change, all show it, and none ever shows a part of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from hybridindex.api import open_index
+from hybridindex.client import Client
+from hybridindex.cluster import node_process
+from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.cluster.state import ClusterRequest, NodeEntry
+from hybridindex.errors import AccessDeniedError, BuildError, DuplicateIdError, InvalidInputError
+from hybridindex.index import build, read_manifest
+from hybridindex.service.auth import new_key
+from tests.cluster.searches import wait_until
+from tests.clustered import DIM, clustered, small_index
+
+KEY = new_key()
+N, NLIST, K = 3000, 32, 10
+
+
+class Rows:
+    """What the index holds after each change of one writer, and searches compared with every state that may be seen."""
+
+    def __init__(self) -> None:
+        self._states = [dict(enumerate(clustered(N, seed=1)))]
+        self.n_begun = self.n_done = 0
+        self._lock = threading.Lock()
+
+    @property
+    def now(self):
+        return self._states[-1]
+
+    @contextmanager
+    def changing(self, come, go=()):
+        """``come``: id -> vector."""
+        with self._lock:
+            self._states.append({i: row for i, row in self.now.items() if i not in set(go)} | come)
+            self.n_begun += 1
+        yield
+        with self._lock:
+            self.n_done += 1
+
+    def searching(self, search, query):
+        """Raises AssertionError where an answer fits no state between what was done before and what was begun since."""
+        with self._lock:
+            first = self.n_done
+        found = search(query)
+        with self._lock:
+            last = self.n_begun
+            states = self._states[first : last + 1]
+        assert found.coverage is None
+        assert any(self._fits(state, query, found) for state in states), (first, last, found.ids[0])
+
+    @staticmethod
+    def _fits(state, query, found):
+        ids = np.fromiter(state, dtype=np.int64)
+        rows = np.stack(list(state.values()))
+        distances = ((rows - query) ** 2).sum(axis=1)
+        nearest = np.sort(distances)[:K]
+        if not np.allclose(found.distances[0], nearest, rtol=1e-4, atol=1e-4):
+            return False
+        own = dict(zip(ids.tolist(), distances.tolist(), strict=True))
+        return len(set(found.ids[0].tolist())) == K and all(
+            np.isclose(own.get(i, np.inf), d, rtol=1e-4, atol=1e-4)
+            for i, d in zip(found.ids[0].tolist(), found.distances[0].tolist(), strict=True)
+        )
+
+
+class Running:
+    def __init__(self, path, folder, n_nodes, options):
+        index = open_index(path)
+        with index:
+            spans = index.ivf.integrity.spans
+        self.path, self.folder, self.options = path, folder, options
+        self.memory_bytes = int((0.8 if n_nodes > 2 else 1.1) * (spans[:, :, 1] - spans[:, :, 0]).sum())
+        self.nodes = [self.start(i) for i in range(n_nodes)]
+        self.manager = Manager(folder / "state", cluster="test", index=path, request=ClusterRequest(), key=KEY)
+        self.manager.set_nodes(
+            [
+                NodeEntry(name=f"node-{i}", url=node.url, memory_bytes=self.memory_bytes)
+                for i, node in enumerate(self.nodes)
+            ]
+        )
+        self.manager.repartition()
+
+    def start(self, number, generation=None):
+        name = f"node-{number}"
+        return NodeProcess(
+            NodeSpec(
+                name=name, index=str(self.path), data=str(self.folder / name), memory_bytes=self.memory_bytes,
+                key=KEY, options=self.options, generation=generation,
+            )
+        )  # fmt: skip
+
+    def router(self, *numbers):
+        numbers = numbers or range(len(self.nodes))
+        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in numbers}, dim=DIM, key=KEY)
+
+    def states(self):
+        return [node["state"] for node in self.manager.status()["nodes"]]
+
+
+@contextmanager
+def running(path, folder, n_nodes=3, options=()):
+    with ExitStack() as ending:
+        it = Running(path, folder, n_nodes, options)
+        ending.callback(lambda: [node.close() for node in it.nodes])
+        ending.callback(lambda: it.manager.close())
+        yield it
+
+
+@pytest.fixture
+def path(tmp_path):
+    return small_index(tmp_path / "idx", n=N, nlist=NLIST).path
+
+
+def exact(router):
+    return lambda query: router.search(query, K, NLIST)
+
+
+def test_any_node_takes_changes_and_every_node_shows_them_at_once(path, tmp_path):
+    rows, rng = Rows(), np.random.default_rng(5)
+    with running(path, tmp_path) as it, ExitStack() as routers:
+        each = [routers.enter_context(it.router(i)) for i in range(3)]
+        for turn in range(24):
+            fresh, writer = clustered(4, seed=100 + turn), each[turn % 3]
+            ids = np.arange(10_000 + 4 * turn, 10_004 + 4 * turn)
+            if turn % 4 == 1:
+                ids = rng.choice(list(rows.now), 4, replace=False)
+                with rows.changing(dict(zip(ids.tolist(), fresh, strict=True))):
+                    assert writer.upsert(fresh, ids) == 4
+            elif turn % 4 == 2:
+                ids = rng.choice(list(rows.now), 30, replace=False)
+                with rows.changing({}, ids.tolist()):
+                    assert writer.delete(ids) == 30
+            else:
+                with rows.changing(dict(zip(ids.tolist(), fresh, strict=True))):
+                    np.testing.assert_array_equal(writer.add(fresh, ids), ids)
+            for router in each:
+                rows.searching(exact(router), fresh[:1])
+                rows.searching(exact(router), clustered(1, seed=turn))
+        with pytest.raises(DuplicateIdError, match="there already"):
+            each[1].add(fresh, ids)
+        with pytest.raises(InvalidInputError, match="vectors"):
+            each[2].add(np.zeros((1, DIM + 1), np.float32))
+        kept = rng.choice(list(rows.now), 50, replace=False)
+        found = each[2].search(clustered(3, seed=1), K, allow_ids=kept)
+        assert set(found.ids.ravel().tolist()) <= set(kept.tolist())
+        first = each[0].add(clustered(2, seed=9))
+        assert first.min() > max(rows.now)
+        with Client(it.nodes[2].url, key=KEY) as client:
+            changes = client.status()["cluster"]["changes"]
+            assert changes["writer"] == "node-0"
+            assert changes["problem"] == ""
+
+
+def test_searches_see_whole_changes_while_the_node_that_writes_is_killed(path, tmp_path):
+    rows, wrong, stop = Rows(), [], threading.Event()
+    with running(path, tmp_path) as it, it.router() as router, it.router(1, 2) as others:
+
+        def search(seed):
+            while not stop.is_set():
+                seed += 2
+                try:
+                    rows.searching(exact(router), clustered(1, seed=seed))
+                except Exception as error:  # noqa: BLE001 - told at the end
+                    wrong.append(error)
+
+        threads = [threading.Thread(target=search, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for turn in range(60):
+                if turn == 20:
+                    pid = it.nodes[0].pid
+                    os.kill(pid, signal.SIGKILL)
+                fresh, ids = clustered(3, seed=500 + turn), [20_000 + turn, 20_001 + turn, turn]
+                with rows.changing(dict(zip(ids, fresh, strict=True))):
+                    others.upsert(fresh, ids)
+                with rows.changing({}, [20_000 + turn]):
+                    others.delete([20_000 + turn])
+            wait_until(lambda: it.states() == ["up"] * 3)
+            for i in range(3):
+                with it.router(i) as own:
+                    for seed in range(5):
+                        rows.searching(exact(own), clustered(1, seed=seed))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert wrong == []
+    with open_index(path) as index:
+        assert index.n_live == len(rows.now)
+
+
+def test_a_node_that_hangs_while_it_writes_is_ended_and_another_one_writes(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_process, "HUNG_AFTER_S", 1.0)
+    with running(path, tmp_path) as it, it.router(1, 2) as others:
+        fresh = clustered(6, seed=3)
+        others.add(fresh[:2], [9000, 9001])
+        pid = it.nodes[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        others.upsert(fresh[2:4], [9002, 9003])  # waits for the lock of the one that hangs
+        wait_until(lambda: it.nodes[0].pid != pid)
+        wait_until(lambda: it.states() == ["up"] * 3)
+        others.upsert(fresh[4:], [9004, 9005])
+        with it.router(0) as first:
+            found = first.search(fresh, 1, NLIST)
+        np.testing.assert_array_equal(found.ids[:, 0], np.arange(9000, 9006))
+
+
+def test_nodes_begin_with_what_was_changed_before_and_keep_it(path, tmp_path):
+    rows, fresh = Rows(), clustered(5, seed=4)
+    with open_index(path, write=True) as index, rows.changing(dict(zip(range(7000, 7005), fresh, strict=True)), [1, 2]):
+        index.add(fresh, np.arange(7000, 7005))
+        index.delete([1, 2])
+    with running(path, tmp_path) as it:
+        with it.router() as router:
+            rows.searching(exact(router), fresh[:1])
+            with rows.changing({}, [7001]):
+                router.delete([7001])
+        for i, node in enumerate(it.nodes):
+            node.close()
+            it.nodes[i] = it.start(i)
+        wait_until(lambda: it.states() == ["up"] * 3)
+        with it.router() as router:
+            for row in fresh:
+                rows.searching(exact(router), row[None])
+
+
+def test_a_compaction_beside_a_cluster_changes_no_answer(path, tmp_path):
+    """Nodes go on with their generation, and see what is written to the next one; also after a start."""
+    rows, fresh = Rows(), clustered(8, seed=6)
+    with running(path, tmp_path) as it:
+        with open_index(path, write=True) as index, rows.changing({5000: fresh[0]}, [3]):
+            index.add(fresh[:1], [5000])
+            index.delete([3])
+            index.compact()
+        assert read_manifest(path).generation == 2
+        with it.router() as router:
+            with rows.changing({5001: fresh[1]}, [4]):
+                router.upsert(fresh[1:2], [5001])
+                router.delete([4])
+            for i in range(3):
+                with it.router(i) as own:
+                    rows.searching(exact(own), fresh[:1])
+                    rows.searching(exact(own), fresh[1:2])
+        it.nodes[2].close()
+        it.nodes[2] = it.start(2, generation=1)
+        wait_until(lambda: it.states() == ["up"] * 3)
+        with it.router(2) as own:
+            rows.searching(exact(own), fresh[:1])
+        with Client(it.nodes[1].url, key=KEY) as client, pytest.raises(AccessDeniedError, match="stop the cluster"):
+            client.compact()
+
+
+def test_an_index_that_was_built_anew_takes_no_changes_of_nodes_that_serve_the_old_one(path, tmp_path):
+    with running(path, tmp_path, n_nodes=2) as it, it.router() as router:
+        build(clustered(N, seed=2), path, nlist=NLIST, replace=True).close()
+        with Client(it.nodes[1].url, key=KEY) as client, pytest.raises(BuildError, match="built anew since"):
+            client.upsert(clustered(1, seed=1), [1])
+        router.search(clustered(2, seed=1), K)
+        with open_index(path) as index:
+            assert index.n_added == 0
+
+
+def test_nodes_that_take_no_changes_say_so(path, tmp_path):
+    with (
+        running(path, tmp_path, n_nodes=2, options=("--no-write",)) as it,
+        Client(it.nodes[1].url, key=KEY) as client,
+        pytest.raises(AccessDeniedError, match="takes no changes of rows"),
+    ):
+        client.delete([1])
