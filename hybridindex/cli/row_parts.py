@@ -191,6 +191,14 @@ class _ByDaemon:
         self._client.close()
 
 
+class _ByNode(_ByDaemon):
+    def compact(self, progress: CliProgress) -> dict[str, Any]:
+        raise InvalidInputError(
+            "a cluster serves the index, and its nodes go on with the generation that they have: stop it (hybridindex "
+            "cluster stop), compact the index, and start it again"
+        )
+
+
 class _Closing(AbstractContextManager[RowTarget]):
     def __init__(self, target: RowTarget, close: Callable[[], None], again: str) -> None:
         self._target, self._close, self._again = target, close, again
@@ -239,7 +247,7 @@ def open_target(
         client.close()
         raise
     if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
-        by_daemon = _ByDaemon(client, status)
+        by_daemon = (_ByNode if daemon is None else _ByDaemon)(client, status)
         return _Closing(by_daemon, by_daemon.close, again)
     client.close()
     err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)

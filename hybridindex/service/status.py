@@ -12,6 +12,7 @@ from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.errors import DeviceSlowError, FileError, StoreError
+from hybridindex.service.cluster.following import Following
 from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 _MIN_FREE_BYTES = 64 << 20
 #: Longest wait for disks and store. Another process may hold the store's lock for longer.
 _PATIENCE_S = 1.0
+#: For so long a node may not know what was changed.
+_UNSEEN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,8 @@ def health_of(service: Service, storage: list[Check], key_problem: str | None = 
     checks.append(Check(name="lists", ok=damage.ok, detail=damage.describe()))
     if service.member is not None:
         checks.append(_cluster(service.member))
+        if service.member.following is not None:
+            checks.append(_following(service.member.following))
     for tier in service.router.devices:
         failed = tier.failure is not None
         last = ", the last by being slow" if isinstance(tier.failure, DeviceSlowError) else ""
@@ -208,6 +213,15 @@ def health_of(service: Service, storage: list[Check], key_problem: str | None = 
         )
     )
     return Health(checks=tuple(checks))
+
+
+def _following(following: Following) -> Check:
+    """Whether searches see what was changed lately."""
+    if following.age_s < _UNSEEN_S:
+        return Check(name="changes", ok=True, detail=f"searches see change {following.number}, the last one")
+    why = f": {following.problem}" if following.problem else "; the file system of the index gives no answer"
+    words = f"for {following.age_s:.0f} s searches do not see what was changed after change {following.number}{why}"
+    return Check(name="changes", ok=False, detail=words)
 
 
 def _cluster(member: Member) -> Check:

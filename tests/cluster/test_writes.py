@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 
@@ -13,6 +16,7 @@ import pytest
 from hybridindex.api import open_index
 from hybridindex.client import Client
 from hybridindex.cluster import node_process
+from hybridindex.cluster.keys import ClusterKeys, make_keys
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.router import ClusterRouter
@@ -23,7 +27,8 @@ from hybridindex.service.auth import new_key
 from tests.cluster.searches import wait_until
 from tests.clustered import DIM, clustered, small_index
 
-KEY = new_key()
+KEYS = ClusterKeys(admin=new_key(), write=new_key(), search=new_key())
+KEY = KEYS.admin
 N, NLIST, K = 3000, 32, 10
 
 
@@ -76,14 +81,15 @@ class Rows:
 
 
 class Running:
-    def __init__(self, path, folder, n_nodes, options):
+    def __init__(self, path, folder, n_nodes, options, state, keys):
         index = open_index(path)
         with index:
             spans = index.ivf.integrity.spans
-        self.path, self.folder, self.options = path, folder, options
+        self.path, self.folder, self.options, self.keys = path, folder, options, keys
         self.memory_bytes = int((0.8 if n_nodes > 2 else 1.1) * (spans[:, :, 1] - spans[:, :, 0]).sum())
         self.nodes = [self.start(i) for i in range(n_nodes)]
-        self.manager = Manager(folder / "state", cluster="test", index=path, request=ClusterRequest(), key=KEY)
+        state = state or folder / "state"
+        self.manager = Manager(state, cluster="test", index=path, request=ClusterRequest(), key=keys.admin)
         self.manager.set_nodes(
             [
                 NodeEntry(name=f"node-{i}", url=node.url, memory_bytes=self.memory_bytes)
@@ -97,7 +103,8 @@ class Running:
         return NodeProcess(
             NodeSpec(
                 name=name, index=str(self.path), data=str(self.folder / name), memory_bytes=self.memory_bytes,
-                key=KEY, options=self.options, generation=generation,
+                key=self.keys.admin, write_key=self.keys.write, search_key=self.keys.search, options=self.options,
+                generation=generation,
             )
         )  # fmt: skip
 
@@ -110,9 +117,9 @@ class Running:
 
 
 @contextmanager
-def running(path, folder, n_nodes=3, options=()):
+def running(path, folder, n_nodes=3, options=(), state=None, keys=KEYS):
     with ExitStack() as ending:
-        it = Running(path, folder, n_nodes, options)
+        it = Running(path, folder, n_nodes, options, state, keys)
         ending.callback(lambda: [node.close() for node in it.nodes])
         ending.callback(lambda: it.manager.close())
         yield it
@@ -280,3 +287,36 @@ def test_nodes_that_take_no_changes_say_so(path, tmp_path):
         pytest.raises(AccessDeniedError, match="takes no changes of rows"),
     ):
         client.delete([1])
+
+
+def test_the_command_line_changes_rows_through_the_nodes(path, tmp_path):
+    (path / "cluster").mkdir()
+    keys, fresh = make_keys(path / "cluster"), clustered(40, seed=11)
+    np.save(tmp_path / "rows.npy", fresh)
+    np.save(tmp_path / "ids.npy", np.arange(6000, 6040))
+    np.save(tmp_path / "gone.npy", np.arange(6000, 6010))
+
+    def run(*words):
+        command = [sys.executable, "-m", "hybridindex", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    with running(path, tmp_path, n_nodes=2, state=path / "cluster", keys=keys) as it:
+        code, said = run("add", str(path), str(tmp_path / "rows.npy"), "--ids", str(tmp_path / "ids.npy"))
+        assert (code, said["rows"], said["live"]) == (0, 40, N + 40)
+        code, said = run("delete", str(path), "--ids", str(tmp_path / "gone.npy"))
+        assert (code, said["deleted"]) == (0, 10)
+        code, said = run("compact", str(path))
+        assert (code, "cluster stop" in said["error"]["message"]) == (3, True)
+        with it.router(0) as first, it.router(1) as second:
+            for router in (first, second):
+                assert router.search(fresh[10:], 1, NLIST).ids[:, 0].tolist() == list(range(6010, 6040))
+        with (
+            ClusterRouter({"node-0": it.nodes[0].url}, dim=DIM, key=keys.search) as router,
+            pytest.raises(AccessDeniedError, match="write"),
+        ):
+            router.delete([1])
+        for node in it.nodes:
+            node.close()
+        code, said = run("delete", str(path), "--ids", str(tmp_path / "gone.npy"))
+        assert (code, "none of its nodes answers" in said["error"]["message"]) == (8, True)

@@ -104,7 +104,8 @@ class Member:
         self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
         #: Who writes, and who is told of it.
         self.changes = PeerChanges(self.remote)
-        self._following = None if source is None else Following(index.live)
+        #: None: nothing is followed.
+        self.following = None if source is None else Following(index.live)
         self._lock = threading.Lock()
         #: Maps are kept in the order in which they are applied.
         self._applying = threading.Lock()
@@ -125,7 +126,7 @@ class Member:
 
     def know(self, number: int) -> int:
         """Looks for change ``number``, a moment long; the last one that searches see then."""
-        return self.number if self._following is None else self._following.until(number, KNOWN_WITHIN_S)
+        return self.number if self.following is None else self.following.until(number, KNOWN_WITHIN_S)
 
     @property
     def share(self) -> Share:
@@ -288,7 +289,7 @@ class Member:
 
     def _changes(self) -> dict[str, Any] | None:
         """None: nothing is followed."""
-        if (following := self._following) is None:
+        if (following := self.following) is None:
             return None
         writer = self.changes.writer()
         return {"number": following.number, "age_s": following.age_s, "problem": following.problem, "writer": writer}
@@ -350,8 +351,8 @@ class Member:
         if job is not None and thread is not None:
             job.stop.set()
             thread.join()
-        if self._following is not None:
-            self._following.close()
+        if self.following is not None:
+            self.following.close()
         self.remote.close()
 
 

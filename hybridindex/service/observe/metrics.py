@@ -213,6 +213,13 @@ class _Readings(Collector):
             ("lists_below_replicas", "Lists that fewer nodes which answer hold.", member.below_replicas()),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        if (following := member.following) is not None:
+            yield GaugeMetricFamily(
+                f"{_PREFIX}change", "Number of the last change that searches see.", following.number
+            )
+            yield GaugeMetricFamily(
+                f"{_PREFIX}change_age_seconds", "Since all was known that had changed.", following.age_s
+            )
         peers = member.remote.status()
         up = GaugeMetricFamily(f"{_PREFIX}node_up", "1 while another node answers.", labels=["node"])
         for peer in peers:
