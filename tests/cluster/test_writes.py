@@ -110,7 +110,7 @@ class Running:
 
     def router(self, *numbers):
         numbers = numbers or range(len(self.nodes))
-        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in numbers}, dim=DIM, key=KEY)
+        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in numbers}, dim=DIM, key=self.keys.admin)
 
     def states(self):
         return [node["state"] for node in self.manager.status()["nodes"]]
