@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -206,7 +206,8 @@ def test_only_lists_of_nodes_that_are_lost_are_copied_and_a_new_plan_replaces_th
             assert all(isinstance(said[name], UnreachableError) for name in NAMES[2:])
         finally:
             for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # it is killed where it hangs for long
+                    os.kill(pid, signal.SIGCONT)
 
 
 def test_a_node_that_refuses_the_managers_key_serves_as_before(tmp_path):
