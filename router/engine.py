@@ -373,6 +373,7 @@ class Engine:
         not_here = damaged = self._integrity.quarantined
         if self._remote is not None:
             damaged = None  # other nodes may have them
+            list_device = self._remote.devices_here(list_device, not_here)
         if damaged is not None or any(request.may_wait for request in requests):
             left = np.ones(len(batch), dtype=np.bool_)
             if damaged is not None:
@@ -506,15 +507,14 @@ class Engine:
         )
 
     def _search_what_is_left(self, request: Request) -> None:
-        """Has a request searched again of whose nearest rows too many were deleted, to compare the others. Never
-        raises."""
+        """Has a request searched again of whose nearest rows too many were deleted. Never raises."""
         request.short = request.again = True
         # Rows are left that were not deleted.
         request.kept, request.live, request.spare = request.params.k, None, 0
         try:
             self.submit(request)
         except RouterClosedError as error:
-            if any(device_queue.owns_current_thread() for device_queue in self._device_queues):
+            if self._remote is not None or any(queue.owns_current_thread() for queue in self._device_queues):
                 request.reply.fail(error)
             else:  # whoever scans on the host has the turn
                 clock = BatchClock()

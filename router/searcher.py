@@ -154,7 +154,7 @@ class Searcher:
         if params.names_rows:
             wanted = self.filter(params)
         changes = self._index.rows.live
-        live, spare, share = changes.current(), 0, 0.0
+        live, spare, share = changes.seen(), 0, 0.0
         if (lost := changes.lost) is not None:
             raise lost
         deleted = None if live is None else live.deleted

@@ -85,6 +85,7 @@ class NodeProcess:
         self._keys = self._make_keys()
         self._port = self._choose_port()
         self._log_file = self._folder / "daemon.log"
+        self._tls = None if spec.tls_ca is None else ssl.create_default_context(cafile=spec.tls_ca)
         self.n_starts = 0
         self._ending = threading.Event()
         self._process: subprocess.Popen[str] | None = None
@@ -226,8 +227,7 @@ class NodeProcess:
 
     def _wait(self, process: subprocess.Popen[str]) -> None:
         """Until it has ended. One that answers nothing any more is ended: it keeps locks and ports that others need."""
-        tls = None if self._spec.tls_ca is None else ssl.create_default_context(cafile=self._spec.tls_ca)
-        calls = NodeCalls(self.url, self._spec.key, tls)
+        calls = NodeCalls(self.url, self._spec.key, self._tls)
         heard_s = time.monotonic()
         while True:
             try:
@@ -237,7 +237,7 @@ class NodeProcess:
                 pass
             try:
                 calls.ping(_PING_EVERY_S)
-            except HybridIndexError as error:
+            except Exception as error:  # noqa: BLE001 - the daemon ends with this thread
                 if not isinstance(error.__cause__, TimeoutError):
                     heard_s = time.monotonic()  # whatever it says
                 elif time.monotonic() - heard_s > HUNG_AFTER_S and not self._ending.is_set():

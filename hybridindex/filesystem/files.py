@@ -143,6 +143,11 @@ class File(io.FileIO):
         except OSError as error:
             raise file_error(error, "write", self._path) from error
 
+    def status(self) -> os.stat_result:
+        """As :func:`stat` of the file that is open, whatever has its name now."""
+        with performing("look at", self._path):
+            return os.fstat(self.fileno())
+
     def sync(self) -> None:
         """What was written survives a power cut."""
         with performing("sync", self._path):

@@ -21,6 +21,8 @@ __all__ = ["CHANGED_PATH", "KNOWN_WITHIN_S", "PeerChanges"]
 CHANGED_PATH = "/v1/cluster/changed"
 #: A change waits no longer for other nodes to know of it: each looks by itself as often.
 KNOWN_WITHIN_S = 1.0
+#: Before a node that does not know yet is asked again.
+_AGAIN_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -81,10 +83,13 @@ class PeerChanges:
     ) -> None:
         peer = next((peer for peer in self._lists.peers() if peer.node.name == name and peer.up), None)
         if peer is None:
-            future.set_exception(UnreachableError(f"node {name} does not answer"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(UnreachableError(f"node {name} does not answer"))
             return
 
         def told(status: int, answer: bytes, error: Exception | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             if error is None:
                 future.set_result((status, answer))
             else:
@@ -104,7 +109,9 @@ class PeerChanges:
         waiter = _Waiter(number, future)
         waiter.timer = self._lists.loop.call_later(KNOWN_WITHIN_S, self._settle, waiter)
         self._waiters.append(waiter)
-        self._wanted = max(self._wanted, number)
+        before, self._wanted = self._wanted, max(each.number for each in self._waiters)
+        if self._wanted < before:  # the index was taken back
+            self._known.clear()
         for peer in self._lists.peers():
             self._tell_peer(peer)
         self._settle_known()
@@ -116,10 +123,16 @@ class PeerChanges:
             return
         known.asking, asked = True, self._wanted
 
-        def told(_status: int, _answer: bytes, _error: Exception | None) -> None:
-            # Whatever it says: where it does not know yet, it looks by itself.
-            known.asking, known.number = False, max(known.number, asked)
-            self._tell_peer(peer)
+        def told(status: int, answer: bytes, _error: Exception | None) -> None:
+            known.asking = False
+            if status == 200 and answer.isdigit():
+                known.number = int(answer)
+            else:  # it looks by itself
+                known.number = asked
+            if known.number < asked and self._waiters:
+                self._lists.loop.call_later(_AGAIN_S, self._tell_peer, peer)
+            else:
+                self._tell_peer(peer)
             self._settle_known()
 
         target = f"{CHANGED_PATH}?number={asked}"
@@ -136,5 +149,5 @@ class PeerChanges:
             waiter.timer.cancel()
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-        if not waiter.future.done():
-            waiter.future.set_result(None)
+            if waiter.future.set_running_or_notify_cancel():
+                waiter.future.set_result(None)

@@ -209,14 +209,16 @@ class Connections:
         kind: str = "",
         accept: str = "",
         lines: str = "",
+        once: bool = False,
     ) -> None:
         """Begins ``exchange``; ``target``: path and query. ``kind``, ``accept``: media types of body and answer;
-        ``lines``: further header lines, each with its end."""
+        ``lines``: further header lines, each with its end. ``once``: on a connection of its own, so that it is sent
+        once; UnreachableError: it was not."""
         more = f"{lines}content-type: {kind}\r\n" if kind else lines
         more += f"accept: {accept}\r\n" if accept else ""
         head = f"{method} {target} HTTP/1.1\r\n{more}content-length: {len(body)}\r\n".encode()
         parts = [head, self._address.lines, b"\r\n", body]
-        if self._idle:
+        if self._idle and not once:
             connection = self._idle.pop()
             if exchange.begin(connection.abort):
                 connection.send(exchange, parts)

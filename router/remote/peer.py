@@ -84,12 +84,11 @@ class Peer:
         *,
         kind: str,
         accept: str,
-        lines: str = "",
     ) -> None:
         """``on_down``: told where the node goes down before it answers; until :meth:`forget`. ``kind`` and ``accept``:
-        media types of body and answer; ``lines``: further header lines."""
+        media types of body and answer."""
         self._waiting.add(on_down)
-        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept, lines=lines)
+        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept)
 
     def request(
         self,
@@ -101,8 +100,8 @@ class Peer:
         lines: str = "",
         limit_s: float,
     ) -> None:
-        """As :meth:`ask`, of something that is asked of no other node meanwhile. ``told`` is called once: with status
-        and body, or with what happened, at the latest after ``limit_s``."""
+        """Sends something once. ``told`` is called once: with status and body, or with what happened, at the latest
+        after ``limit_s``. UnreachableError: it was not sent; else the node may have acted upon it."""
         ended = False
 
         def end(status: int, answer: bytes, error: Exception | None) -> None:
@@ -115,12 +114,14 @@ class Peer:
                 told(status, answer, error)
 
         def on_down(error: Exception) -> None:
-            end(0, b"", error)
+            end(0, b"", ConnectionError(str(error)))
 
         exchange = Exchange(end, _MOST_ANSWER)
         words = f"node {self.node.name} did not answer within {limit_s:g} s"
         timer = self._loop.call_later(limit_s, lambda: end(0, b"", TimeoutError(words)))
-        self.ask(target, body, exchange, on_down, kind=kind, accept="application/json", lines=lines)
+        self._waiting.add(on_down)
+        accept = "application/json"
+        self._connections.request("POST", target, body, exchange, kind=kind, accept=accept, lines=lines, once=True)
 
     def scan(self, options: str, body: bytes, exchange: Exchange, on_down: Callable[[Exception], None]) -> None:
         """As :meth:`ask`, of a scan."""
@@ -203,7 +204,10 @@ class Peer:
             self._connections.drop_idle()
             self._scans.drop()
         for on_down in list(self._waiting):
-            on_down(error)
+            try:
+                on_down(error)
+            except Exception:  # noqa: BLE001 - the others are told, too
+                _log.exception("something that was asked of node %s could not be ended", self.node.name)
 
     def status(self) -> dict[str, Any]:
         """For people and metrics."""

@@ -26,7 +26,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.nodes.cover import choose_nodes
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.merge import empty_topk
-from hybridindex.router.batch.split import ProbePart
+from hybridindex.router.batch.split import HOST, ProbePart
 from hybridindex.router.remote.cluster_map import U64, ClusterMap
 from hybridindex.router.remote.connection import response_parser
 from hybridindex.router.remote.filter_codec import SentFilters, encode_filters
@@ -246,6 +246,8 @@ class RemoteLists:
         self._of = f"{index.fingerprint}.{index.generation}"
         self._view = _View(None, None, (), np.zeros(index.nlist, dtype=np.uint64))
         self._here: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        #: The last answer of :meth:`devices_here`, and what it was for.
+        self._devices: tuple[npt.NDArray[np.int16], npt.NDArray[np.bool_], npt.NDArray[np.int16]] | None = None
         self._scans: set[_Scan] = set()
         self.hedges = HedgeBudget()
         self._changing = threading.Lock()
@@ -303,6 +305,18 @@ class RemoteLists:
             peer.close()
 
     # For the engine
+
+    def devices_here(
+        self, list_device: npt.NDArray[np.int16], absent: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.int16]:
+        """(n_pieces,) who scans each list here: no device has what is ``absent``, (nlist,), as :meth:`choose` sees it.
+        The same array for the same arguments."""
+        if absent is None or not (list_device >= 0).any():
+            return list_device
+        known = self._devices
+        if known is None or known[0] is not list_device or known[1] is not absent:
+            known = self._devices = list_device, absent, np.where(absent, np.int16(HOST), list_device)
+        return known[2]
 
     def choose(self, probes: I64, absent: npt.NDArray[np.bool_] | None) -> RemoteChoice | None:
         """Who scans (n, p) probes; None: all are here. ``absent``: (nlist,) lists that are not; None: all lists are."""

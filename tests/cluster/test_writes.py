@@ -162,6 +162,10 @@ def test_any_node_takes_changes_and_every_node_shows_them_at_once(path, tmp_path
         kept = rng.choice(list(rows.now), 50, replace=False)
         found = each[2].search(clustered(3, seed=1), K, allow_ids=kept)
         assert set(found.ids.ravel().tolist()) <= set(kept.tolist())
+        # A change of one key is made once, whichever nodes are asked.
+        for i in (2, 0, 1):
+            with Client(it.nodes[i].url, key=KEY) as client:
+                assert client.add(fresh, ids + 100, idempotency_key="once").tolist() == (ids + 100).tolist()
         first = each[0].add(clustered(2, seed=9))
         assert first.min() > max(rows.now)
         with Client(it.nodes[2].url, key=KEY) as client:

@@ -74,8 +74,8 @@ class IndexWriter:
         #: Maintenance has something to do now.
         self._looks = threading.Event()
         self._maintainer: threading.Thread | None = None
-        #: Whether maintenance compacts.
-        self.compacts = True
+        #: Whether maintenance compacts, and what is said where it has to be done otherwise.
+        self.compacts, self.cure = True, "compact it (hybridindex compact)"
         self.compactions = 0
         #: Why the last one failed; empty: it did not.
         self.problem = ""
@@ -193,7 +193,7 @@ class IndexWriter:
             raise BusyWritingError(
                 f"{index.live.added.nbytes} bytes of rows came to {index.path} since its lists were written, more than "
                 f"the {most:.0f} that are taken before these are written anew; "
-                + (f"try again in {wait_s:.0f} s" if self._keeps and self.compacts else "compact it")
+                + (f"try again in {wait_s:.0f} s" if self._keeps and self.compacts else self.cure)
                 + (f"; the last attempt failed: {self.problem}" if self.problem else ""),
                 retry_after_s=wait_s,
             )

@@ -26,6 +26,11 @@ class LiveRows:
     #: Rows that came; None: none.
     added: AddedLists | None
 
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return self.deleted is not None or self.added is not None
+
 
 class LiveState:
     """One writer, who publishes a :class:`LiveRows` of it."""
@@ -63,12 +68,12 @@ class LiveState:
         """Of which ids the rows in the generation, where there are any, are gone."""
         return _holds(self.gone, ids)
 
-    def rows_at(self, number: int) -> LiveRows | None:
-        """A snapshot, behind change ``number``; None: nothing differs."""
+    def rows_at(self, number: int) -> LiveRows:
+        """A snapshot, behind change ``number``."""
         added, gone = self.added.snapshot(), self.gone
-        if added is None and not len(gone):
-            return None
-        if len(gone) and (self._deleted is None or self._deleted.ids is not gone):
+        if not len(gone):
+            self._deleted = None
+        elif self._deleted is None or self._deleted.ids is not gone:
             self._deleted = Deleted(ids=gone, keep_max=self._keep_max)
         return LiveRows(number=number, deleted=self._deleted, added=added)
 

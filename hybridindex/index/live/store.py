@@ -75,7 +75,7 @@ class LiveStore:
         #: Whether a thread looks for what others change, so that no search waits for a file.
         self.is_watched = False
         self._renew_locks()
-        self._rows: LiveRows | None = None
+        self._rows = LiveRows(number=self._first, deleted=None, added=None)
         self._look_again_s = 0.0
         self._problem = ""
         #: Of the file when it was read; None: it has to be read.
@@ -116,7 +116,12 @@ class LiveStore:
     # For searches
 
     def current(self) -> LiveRows | None:
-        """What has changed until now; None: nothing."""
+        """What has changed until now; None: nothing differs."""
+        rows = self.seen()
+        return rows if rows is not None and rows.differs else None
+
+    def seen(self) -> LiveRows | None:
+        """As :meth:`current`, also where changes have undone each other; None: there was none."""
         looks = not self.is_watched and (self._is_behind or not self.is_sole_writer)
         if looks and time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + LOOK_AGAIN_S
@@ -127,7 +132,8 @@ class LiveStore:
                 if str(error) != self._problem:
                     self._problem = str(error)
                     _log.error("changes by other processes are not seen: %s", error)
-        return self._rows
+        rows = self._rows
+        return rows if rows.number != self._first or rows.differs else None
 
     def _is_apart(self, successor: LiveStore) -> bool:
         """Whether this one has changes, since a rollback, that the other does not have."""
@@ -151,12 +157,13 @@ class LiveStore:
             CorruptIndexError, UnreadableIndexError: the log is gone, damaged, or cannot be read.
         """
         self._look(asks=True)
-        return self._rows
+        rows = self._rows
+        return rows if rows.differs else None
 
     @property
     def number(self) -> int:
-        """Of the last change."""
-        return self._place.number
+        """Of the last change that searches see."""
+        return self._rows.number
 
     @property
     def log_bytes(self) -> int:
@@ -486,13 +493,13 @@ class LiveStore:
         self._read_on()
         while (found := self.file.read()).place.number != self._place.number:
             self._read_on()
-        follower._hear(found, self.number, first=self._first, leader=self)
+        follower._hear(found, self._place.number, first=self._first, leader=self)
         self._followers.add(follower)
 
     def _try_to_tell(self, follower: LiveStore, what: LogPart | Sequence[Change]) -> None:
         """The whole log, or changes that came now. Where it fails, the next look tries again."""
         try:
-            follower._hear(what, self.number, first=self._first, leader=self)
+            follower._hear(what, self._place.number, first=self._first, leader=self)
         except HybridIndexError as error:
             follower._look_again_s = 0.0
             _log.error("changes are not seen: %s", error)
@@ -545,18 +552,18 @@ class LiveStore:
 
     def _catch_up(self, successor: LiveStore) -> None:
         """Reads what generations between this one and ``successor`` have logged, where they are still there."""
-        if self._successor is not None or self.number >= successor._first:
+        if self._successor is not None or self._place.number >= successor._first:
             return
         with self._writing:
             if self._successor is None and filesystem.exists(self.file.path):
                 self._read_on()
         between = other_generations(self.folder.parent, {self.folder.name, successor.folder.name})
         for folder in between:
-            if self.folder.name < folder.name < successor.folder.name and self.number < successor._first:
+            if self.folder.name < folder.name < successor.folder.name and self._place.number < successor._first:
                 with suppress(FileError):  # it is being removed
                     manifest = parse_manifest(filesystem.read_bytes(folder / MANIFEST_FILE), str(folder))
                     first = int(manifest.notes.get("changes", 0))
-                    if manifest.lineage == self._lineage and first <= self.number:
+                    if manifest.lineage == self._lineage and first <= self._place.number:
                         found = log_file(folder, manifest).read()
                         self._hear(found, found.place.number, first=first)
 

@@ -121,11 +121,19 @@ class LogFile:
         self._rows, self._code_size, self._first = rows_xxh3_128, code_size, first
 
     def state(self) -> LogState:
-        """Of the file that has the name now."""
+        """Of the file that has the name now.
+
+        Raises:
+            UnreadableIndexError.
+        """
         try:
-            found = filesystem.stat(self.path)
+            # Opened: what a network's file system remembers of a name may be old.
+            with filesystem.File(self.path, "r") as file:
+                found = file.status()
         except MissingFileError:
             return 0, 0, 0
+        except FileError as error:
+            raise unreadable(error, self.path) from error
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def read(self) -> LogPart:

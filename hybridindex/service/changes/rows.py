@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 Durability = Literal["synced", "written"]
 
+#: How lists of a cluster are written anew.
+_CURE = "stop the cluster, compact the index (hybridindex compact), and start the cluster again"
 #: How long the end of the service waits for a compaction. One that goes on leaves the old generation or the new one.
 _CLOSES_S = 20.0
 
@@ -163,10 +165,7 @@ class RowWriter:
         """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
         yet."""
         if self._lineage is not None:
-            raise WritesOffError(
-                "the nodes of a cluster go on with the generation that they have: stop the cluster, compact the index "
-                "(hybridindex compact), and start the cluster again"
-            )
+            raise WritesOffError(f"the nodes of a cluster go on with the generation that they have: {_CURE}")
         with self._writing() as index:
             done = index.writer.compact(self._stop)
             self._note_shape(index)
@@ -256,7 +255,7 @@ class RowWriter:
                 raise
             self._failed = None
             if self._lineage is not None:
-                index.writer.compacts = False
+                index.writer.compacts, index.writer.cure = False, _CURE
                 if index.ivf.manifest.lineage != self._lineage:
                     index.close()
                     raise BuildError(

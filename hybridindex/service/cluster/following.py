@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
 
-from hybridindex import filesystem
-from hybridindex.errors import FileError, HybridIndexError
+from hybridindex.errors import HybridIndexError
 from hybridindex.index.live.store import LiveStore
 
 __all__ = ["Following"]
@@ -17,6 +15,8 @@ _log = logging.getLogger(__name__)
 
 #: Between two looks; and for a change of which somebody told.
 _LOOK_S, _SOON_S = 0.2, 0.02
+#: For the thread to end.
+_ENDS_S = 5.0
 
 
 class Following:
@@ -67,10 +67,6 @@ class Following:
 
     def _look(self) -> None:
         try:
-            if self._is_waited_for():
-                # A network's file system may know an old length of a file until it is opened.
-                with suppress(FileError), filesystem.File(self._live.file.path, "r"):
-                    pass
             self._live.read_now()
             if (lost := self._live.lost) is not None:
                 raise lost
@@ -87,4 +83,6 @@ class Following:
         with self._turn:
             self._closed = True
             self._turn.notify_all()
-        self._thread.join()
+        # It may wait for a file system that hangs.
+        self._thread.join(_ENDS_S)
+        self._live.is_watched = False

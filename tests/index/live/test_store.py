@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, FileError, NotWritableError
 from hybridindex.index.live.deleted import Deleted
+from hybridindex.index.live.state import LiveState
 from tests.examples import examples
 from tests.index.live_logs import NLIST, apply, change, store_at
 
@@ -26,6 +27,29 @@ def live_ids(store):
 def gone_ids(store):
     rows = store.current()
     return [] if rows is None or rows.deleted is None else rows.deleted.ids.tolist()
+
+
+def test_a_state_in_which_changes_undo_each_other_is_newer_than_those_before(tmp_path):
+    """Searches that wait together are answered by the newest state that any of them was made with."""
+    store = store_at(tmp_path)
+    assert store.seen() is None
+    apply(store, change([], [50]))
+    before = store.seen()
+    apply(store, change([50], []))
+    after = store.seen()
+    assert store.current() is None
+    assert (before.number, before.differs) == (1, True)
+    assert (after.number, after.differs, after.deleted, after.added) == (2, False, None, None)
+
+
+def test_a_change_has_its_number_when_searches_see_it(tmp_path, monkeypatch):
+    store, other = store_at(tmp_path), store_at(tmp_path)
+    apply(other, change([], [50]))
+    seen, rows_at = [], LiveState.rows_at
+    monkeypatch.setattr(LiveState, "rows_at", lambda *given: (seen.append(store.number), rows_at(*given))[1])
+    store.read_now()
+    assert seen == [0]
+    assert store.number == 1
 
 
 @pytest.mark.parametrize("call", ["write_at", "sync"])
@@ -165,8 +189,6 @@ def test_a_log_of_few_rows_and_many_changes_is_rewritten(tmp_path):
 @given(seed=st.integers(0, 2**32))
 def test_added_rows_are_those_of_a_dictionary(seed):
     """Whatever comes and goes, each id has its list and its code; and no snapshot changes."""
-    from hybridindex.index.live.state import LiveState
-
     rng = np.random.default_rng(seed)
     state, model = LiveState(NLIST, 12, keep_max=False), {}
     snapshots = []
@@ -182,7 +204,7 @@ def test_added_rows_are_those_of_a_dictionary(seed):
         rows = state.rows_at(step)
         snapshots.append((rows, dict(model)))
     for rows, expected in snapshots:
-        added = None if rows is None else rows.added
+        added = rows.added
         if added is None:
             assert not expected
             continue

@@ -33,9 +33,9 @@ class Node:
     """One node, with a share of its own, and its server on a thread."""
 
     def __init__(self, path, folder, number: int, held: np.ndarray, **settings) -> None:
-        source = FolderSource(path)
+        source = FolderSource(path, is_followed=True)
         create_share(folder, source)
-        self.index: IVFIndex = open_index(folder)
+        self.index: IVFIndex = open_index(folder, changes_of=path)
         assert self.index.share is not None
         self.index.share.hold(np.flatnonzero(held).tolist(), source)
         self.name = f"node-{number}"

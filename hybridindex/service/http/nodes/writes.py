@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from typing import Any
 
@@ -17,11 +18,15 @@ from hybridindex.service.http.problems import Problem, ProblemError
 
 __all__ = ["NodeWrites"]
 
+_log = logging.getLogger(__name__)
+
 #: Of a change that another node sent here.
 _FORWARDED = "x-hybridindex-forwarded"
 #: Nodes agree within so long who writes; and between two attempts until then.
 _AGREE_S, _AGAIN_S = 5.0, 0.1
 _NOT_THE_WRITER = "not-the-writer"
+#: Changes on their way to another node at once, each on a connection of its own.
+_MOST_FORWARDED = 32
 
 
 class NodeWrites:
@@ -29,21 +34,27 @@ class NodeWrites:
 
     def __init__(self, service: Service, member: Member) -> None:
         self._service, self._member = service, member
+        self._forwarding = asyncio.Semaphore(_MOST_FORWARDED)
 
-    async def elsewhere(self, request: Request, body: bytes, client: str, key: str | None) -> bytes | None:
+    @staticmethod
+    def key_of(request: Request, client: str, key: str) -> str:
+        """The same for an idempotency key of a client, whichever node is asked."""
+        return key if _FORWARDED in request.headers else digest_bytes(json.dumps([client, key]).encode())
+
+    async def elsewhere(self, request: Request, body: bytes, key: str | None) -> bytes | None:
         """The answer of the node that writes, where that is another one; None: it is this one.
 
         Args:
-            client: who asks.
-            key: idempotency key.
+            key: as of :meth:`key_of`.
 
         Raises:
             OverloadedError: no node writes now. ProblemError: that node's; or it was lost meanwhile.
         """
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode("ascii")
+        target = f"{request.scope['path']}?{query}" if query else request.scope["path"]
         kind, lines = request.headers.get("content-type", ""), f"{_FORWARDED}: 1\r\n"
-        if key is not None:  # clients share the other node's keys
-            lines += f"idempotency-key: {digest_bytes(json.dumps([client, key]).encode())}\r\n"
+        if key is not None:
+            lines += f"idempotency-key: {key}\r\n"
         ends_s = time.monotonic() + _AGREE_S
         while True:
             writer = self._member.changes.writer()
@@ -53,8 +64,10 @@ class NodeWrites:
                 words = f"this node takes {writer} for the one that writes"
                 raise ProblemError(Problem(503, _NOT_THE_WRITER, "Another node writes", words, retry_after_s=_AGAIN_S))
             if writer is not None:
-                problem = await self._ask(writer, target, body, kind, lines)
+                async with self._forwarding:
+                    problem = await self._ask(writer, target, body, kind, lines)
                 if isinstance(problem, bytes):
+                    await self._know(json.loads(problem)["number"])
                     return problem
                 if problem is not None and problem.name != _NOT_THE_WRITER:
                     raise ProblemError(problem)
@@ -78,15 +91,24 @@ class NodeWrites:
         return answer if status == 200 else _problem(status, answer)
 
     async def tell(self, number: int) -> None:
-        """Searches of this node see change ``number`` when it returns, and of others as far as they answer."""
+        """Searches of this node see change ``number`` when it returns, and of others as far as they answer. Never
+        raises: it is made."""
+        try:
+            await self._know(number)
+            await asyncio.wrap_future(self._member.changes.tell(number))
+        except Exception:  # noqa: BLE001 - others look by themselves
+            _log.exception("other nodes were not told of change %d", number)
+
+    async def _know(self, number: int) -> None:
         if self._member.number < number:
             await asyncio.to_thread(self._member.know, number)
-        await asyncio.wrap_future(self._member.changes.tell(number))
 
 
 def _problem(status: int, answer: bytes) -> Problem:
     try:
         said: Any = json.loads(answer)
+        if status == 401:
+            return Problem(502, "other-key", "Nodes have other keys", "the node that writes refuses the cluster's key")
         name, wait_s = str(said["type"]).rpartition(":")[2], said.get("retry_after_s")
         return Problem(status, name, str(said["title"]), str(said["detail"]), said.get("field"), wait_s)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import CHARGE, media_type, parse_within, read_body
 from hybridindex.service.http.nodes.writes import NodeWrites
+from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.requests import Body
 from hybridindex.service.http.routes.answered_keys import AnsweredKeys
 from hybridindex.service.http.routes.common import caller_of
@@ -82,21 +84,31 @@ class Changing:
         if key is not None and not _KEY.fullmatch(key):
             words = f"is {short(key)}; expected 1..{_MOST_KEY_CHARACTERS} visible ASCII characters"
             raise BodyError("Idempotency-Key", words)
+        known = client, key
+        if key is not None and self._writes is not None:
+            known = "", self._writes.key_of(request, client, key)
 
         async def run() -> bytes:
             if self._writes is None:
                 return json.dumps(await change(client)).encode()
-            if (made := await self._writes.elsewhere(request, body, client, key)) is not None:
+            if (made := await self._writes.elsewhere(request, body, known[1])) is not None:
                 return made
             said = await change(client)
             await self._writes.tell(said["number"])
             return json.dumps(said).encode()
 
         headers = {"cache-control": "no-store"}
-        if key is None:
-            return Response(await run(), 200, headers, "application/json")
-        said = (what, request.headers.get("content-type"), request.url.query, digest_bytes(body))
-        answer, again = await self._answered.once(client, key, repr(said), run)
+        try:
+            if known[1] is None:
+                return Response(await run(), 200, headers, "application/json")
+            asked = (what, request.headers.get("content-type"), request.url.query, digest_bytes(body))
+            answer, again = await self._answered.once(known[0], known[1], repr(asked), run)
+        except asyncio.CancelledError:
+            if not self._service.admission.draining:
+                raise
+            # The drain has lasted as long as it may.
+            words = "the daemon ends while it makes the change, which may be made or not"
+            raise ProblemError(Problem(502, "unknown-outcome", "Unknown outcome", words)) from None
         if again:
             headers["idempotency-replayed"] = "true"
         return Response(answer, 200, headers, "application/json")
