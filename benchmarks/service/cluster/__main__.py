@@ -1,4 +1,4 @@
-"""Several machines: right answers while nodes fail, what a hop costs, what a failure costs, fan-out, and rate.
+"""Several machines: right answers while nodes fail and rows change, what a hop and a failure cost, fan-out, and rate.
 
     python -m benchmarks.service.cluster --json benchmarks/results/cluster.json --parts answers,routing
 
@@ -18,12 +18,13 @@ from typing import Any
 
 from benchmarks.common.measure import Attempts, arguments, write
 from benchmarks.service.cluster.answers import measure_answers
+from benchmarks.service.cluster.changes import measure_changes
 from benchmarks.service.cluster.failures import measure_hang, measure_kill
 from benchmarks.service.cluster.nodes import Workload, make_workload
 from benchmarks.service.cluster.routing import measure_routing
 from benchmarks.service.cluster.spread import measure_fan_out, measure_rate
 
-_PARTS = ("answers", "routing", "hang", "kill", "fan_out", "rate")
+_PARTS = ("answers", "changes", "routing", "hang", "kill", "fan_out", "rate")
 
 
 def _parts(text: str) -> list[str]:
@@ -65,6 +66,9 @@ def main() -> None:
         workload = make_workload(folder / "index", nbytes=mib << 20, dim=args.dim, nlist=args.nlist, nprobe=args.nprobe)
         runs: dict[str, Callable[[Workload, Path], dict[str, Any]]] = {
             "answers": lambda w, f: measure_answers(w, f, queries=queries, maps=maps, rate=args.answers_rate),
+            "changes": lambda w, f: measure_changes(
+                w, f, searches=500 if quick else queries // 5, changes_per_s=20.0, rounds=1 if quick else 4
+            ),
             "routing": lambda w, f: measure_routing(w, f, repeats=11 if quick else 101),
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
@@ -82,7 +86,7 @@ def main() -> None:
             # What is there is kept, whatever becomes of the next one.
             write(args.json, "cluster", {"quick": quick, "index": index, **results, "failed": attempts.failed})
     attempts.end()
-    if not results.get("answers", {"passed": True})["passed"]:
+    if not all(results[part]["passed"] for part in ("answers", "changes") if part in results):
         raise SystemExit("answers were wrong, or silently partial")
 
 
