@@ -48,6 +48,7 @@ _WORDS = {
     422: "The index takes no rows or no documents, documents cannot be embedded here, or the idempotency key came with "
     "another request before",
     429: "This client's share of the queue is full; see Retry-After-Ms",
+    502: "A change may have been made or not: the daemon ended, or a node of a cluster was lost meanwhile.",
     503: "The queue is full, the daemon drains, another change is under way, rows come faster than lists can be "
     "written anew, the embedder of documents fails, or the search needs damaged lists; see Retry-After-Ms",
     504: "The deadline passed before the search started",

@@ -33,7 +33,7 @@ class DocumentRoutes:
 
     def table(self) -> tuple[Row, ...]:
         """As that of :class:`hybridindex.service.http.routes.of_index.IndexRoutes`."""
-        taken = openapi.problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 503, 507)
+        taken = openapi.problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 502, 503, 507)
         add, delete = ({**body.document, "parameters": KEY_PARAMETER} for body in (self._body, self._sources))
         return (
             (

@@ -45,7 +45,7 @@ class RowRoutes:
 
     def table(self) -> tuple[Row, ...]:
         """As that of :class:`hybridindex.service.http.routes.of_index.IndexRoutes`."""
-        taken = openapi.problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 503, 507)
+        taken = openapi.problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 502, 503, 507)
         delete = {**self._search.requests.delete.document, "parameters": KEY_PARAMETER}
         return (
             (
