@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,7 +44,8 @@ class Answers:
         probed; ``least``: fewest of them, where a deadline was given."""
         self.n_checked += 1
         used = result.nprobe_used
-        if not ((used <= nprobe) & (used >= (nprobe if least is None else least))).all():
+        fewest, most = self._may_probe(nprobe)
+        if not ((used <= most) & (used >= min(fewest, nprobe if least is None else least))).all():
             raise ViolationError(f"{used} lists were probed where {nprobe} were asked for")
         if not ((result.hit_rate >= 0) & (result.hit_rate <= 1 + 1e-6)).all():
             raise ViolationError(f"the hit rate is {result.hit_rate}")
@@ -54,11 +56,11 @@ class Answers:
             if key in self._right:
                 continue
             query = self._index.transform(self.pool[row : row + 1])
-            probes, _ = self._index.quantize(query, n)
-            try:
-                check_answer(*self._compared(query, probes, k, nprobe), k, distances, ids)
-            except AssertionError as error:
-                raise ViolationError(f"query {row} with k {k} and nprobe {n} got a wrong answer: {error}") from error
+            self._explain(
+                f"query {row} with k {k} and nprobe {n}",
+                self._probed(query, n),
+                partial(self._check_whole, query, k, nprobe, distances, ids),
+            )
             self._right.add(key)
 
     def check_partial(self, rows: Any, k: int, result: SearchResult) -> None:
@@ -69,15 +71,41 @@ class Answers:
             raise ViolationError(f"the coverage of a partial answer is {result.coverage}")
         for at, row in enumerate(np.atleast_1d(rows).tolist()):
             query = self._index.transform(self.pool[row : row + 1])
-            probes = self._index.quantize(query, int(result.nprobe_used[at]))[0][0]
+            n, coverage = int(result.nprobe_used[at]), float(result.coverage[at])
             ids, distances = result.ids[at], result.distances[at]
+
+            asked = f"query {row} with k {k}, nprobe {n} and coverage {coverage}"
+            check = partial(self._check_part, query, k, coverage, distances, ids)
+            self._explain(asked, self._probed(query, n), check)
+
+    def _check_whole(self, query: F32, k: int, nprobe: int, distances: F32, ids: I64, probes: I64) -> None:
+        check_answer(*self._compared(query, probes, k, nprobe), k, distances, ids)
+
+    def _check_part(self, query: F32, k: int, coverage: float, distances: F32, ids: I64, probes: I64) -> None:
+        lost = self._lost(query[0], probes[0], k, ids, coverage)
+        left = np.concatenate([np.setdiff1d(probes[0], lost), self._never_lost(probes[0])])[None]
+        check_answer(self._decoded, query, left, k, distances[None], ids[None])
+
+    def _explain(self, asked: str, probed: list[I64], check: Callable[[I64], None]) -> None:
+        """Raises ViolationError: with no choice of lists does an answer pass."""
+        problem: Exception | None = None
+        for probes in probed:
             try:
-                lost = self._lost(query[0], probes, k, ids, float(result.coverage[at]))
-                left = np.setdiff1d(probes, lost)[None]
-                check_answer(self._decoded, query, left, k, distances[None], ids[None])
+                check(probes)
+                return
+            except KeyError as error:
+                problem = problem or AssertionError(f"id {error} is in none of the lists")
             except AssertionError as error:
-                asked = f"k {k}, nprobe {len(probes)} and coverage {result.coverage[at]}"
-                raise ViolationError(f"query {row} with {asked} got a wrong answer: {error}") from error
+                problem = problem or error
+        raise ViolationError(f"{asked} got a wrong answer: {problem}") from problem
+
+    def _may_probe(self, nprobe: int) -> tuple[int, int]:
+        """How many lists are probed at least and at most, without a deadline, where ``nprobe`` are asked for."""
+        return nprobe, nprobe
+
+    def _probed(self, query: F32, n: int) -> list[I64]:
+        """Which ``n`` lists may have been probed: (1, n) each."""
+        return [self._index.quantize(query, n)[0]]
 
     def _lost(self, query: F32, probes: I64, k: int, ids: I64, coverage: float) -> I64:
         """Which of a query's lists were not scanned: those that lack rows of the answer, and others, so that all
@@ -86,8 +114,11 @@ class Answers:
         full = len(found) == k
         all_ids = [self._decoded.list_ids(int(each)) for each in probes]
         exact = [candidate_distances(self._decoded, query, each[None])[1] for each in probes]
+        always = candidate_distances(self._decoded, query, self._never_lost(probes))
         own = {
-            int(i): float(x) for of_list, d in zip(all_ids, exact, strict=True) for i, x in zip(of_list, d, strict=True)
+            int(i): float(x)
+            for of_list, d in zip([*all_ids, always[0]], [*exact, always[1]], strict=True)
+            for i, x in zip(of_list, d, strict=True)
         }
         sign = -1.0 if self._index.metric == "ip" else 1.0
         worst = max((sign * own[i] for i in found), default=0.0) if full else np.inf
@@ -112,7 +143,11 @@ class Answers:
 
     def _compared(self, query: F32, probes: I64, k: int, nprobe: int) -> tuple[IVFIndex, F32, I64]:
         """What an answer is the best of: an index, the transformed query (1, d), and its lists there (1, p)."""
-        return self._decoded, query, probes
+        return self._decoded, query, np.concatenate([probes, self._never_lost(probes)], axis=1)
+
+    def _never_lost(self, probes: I64) -> I64:
+        """Lists of the oracle that are scanned beside the probed ones, whoever answers."""
+        return probes[..., :0]
 
 
 class CodedAnswers(Answers):

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from hybridindex.errors import NotHeldError, OverloadedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.opening import open_index
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
@@ -31,12 +30,16 @@ from hybridindex.router.remote.scan_codec import decode_asked, encode_found
 from hybridindex.service.config import Limits
 from hybridindex.service.http.nodes.channel import ScanChannel
 from hybridindex.service.intake.request_memory import Charge, RequestMemory
+from tests.simulation.rows.changing import Changing
+from tests.simulation.rows.node_rows import NodeRows, open_with_changes
 from tests.simulation.virtual.event_loop import SimLoop
 from tests.simulation.virtual.network import End, Network
 from tests.simulation.virtual.scheduler import ViolationError
 from tests.simulation.world import World
 
 __all__ = ["GARBLED", "Node", "make_empty_share"]
+
+_PING_PATH = "/v1/cluster/ping"
 
 #: What a node says that is out of its mind.
 GARBLED = ("short", "twaddle", "not-held", "failed")
@@ -72,14 +75,23 @@ class Node:
     """One node, which may stop and start again."""
 
     def __init__(
-        self, world: World, network: Network, name: str, folder: Path, whole: IVFIndex, settings: dict[str, Any]
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        folder: Path,
+        whole: IVFIndex,
+        settings: dict[str, Any],
+        changing: Changing,
     ) -> None:
-        """``whole``: gives what it holds. ``settings``: of its router, and ``timeout_s`` of its remote tier."""
+        """``whole``: gives what it holds. ``settings``: of its router, and ``timeout_s`` of its remote tier.
+        ``changing``: makes its changes."""
         self.world, self.name = world, name
         self._network = network
         self._folder, self._source = folder, FolderSource(whole.path)
+        self._whole, self._n_lives = whole.path.absolute(), 0
         self._timeout_s = settings.pop("timeout_s")
-        self._settings = settings
+        self._settings, self._changing = settings, changing
         self._draw = random.Random(f"{name} {world.draw.random()}")
         self.keep_alive_s = world.draw.choice((0.5, 5.0, 60.0))
         #: Until when it answers nothing; scans nothing; says what it should not.
@@ -101,12 +113,26 @@ class Node:
         if held is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             shutil.copytree(self._folder.parent / "empty", self._folder)
-        self.index = open_index(self._folder)
+        # Other processes, and other lives, have other memory: they know the index by other names.
+        self._n_lives += 1
+        own = self._folder.parent / f"{self.name}-{self._n_lives}-whole"
+        own.symlink_to(self._whole)
+        whole, self.index = open_with_changes(own, self._folder)
         if held is not None:
             self.hold(held)
         self.remote = RemoteLists(self.index, self.name, timeout_s=self._timeout_s)
         self.remote.hedges = self.hedges = _Hedges(self.world)
         self.router = Router(self.index, remote=self.remote, scrub_bytes_per_s=0, threads=1, **self._settings)
+        self.rows = rows = NodeRows(
+            whole,
+            self.world,
+            self.remote,
+            self._draw,
+            lambda: self.hangs > self.world.sim.now,
+            lambda change: self._changing.make(rows, lambda: self.is_up, change),
+        )
+        rows.chosen = lambda: self.chosen()  # type: ignore[method-assign]
+        rows.told = lambda number, began_s: self.told(number, began_s)  # type: ignore[method-assign]
         self._serving = LoopThread(name=f"serving {self.name}")
         for loop in (cast("SimLoop", self.remote.loop), cast("SimLoop", self._serving.loop)):
             loop.set_exception_handler(self._fail)
@@ -130,14 +156,16 @@ class Node:
 
     def stop(self) -> None:
         """As a process that is killed, for the others: its connections end at once."""
-        self.is_up = False
+        with self._changing.nobody_writes():
+            self.is_up = False
         self._network.go_away(self.name)
         # For who asks it: no process ends in a simulation.
         self.router.close()
         self._check_end()
-        self.remote.close()
         self._serving.run(self._end_tasks())
+        self.remote.close()
         self._serving.close()
+        self.rows.close()
         self.index.close()
 
     def _check_end(self) -> None:
@@ -146,7 +174,8 @@ class Node:
         for peer in remote._view.peers:
             if peer is not None:
                 left[f"scans of {peer.node.name}"] = peer.n_open
-                left[f"waits for {peer.node.name}"] = len(peer._waiting)
+                if not self.rows.waits:
+                    left[f"waits for {peer.node.name}"] = len(peer._waiting)
         for what, n in left.items():
             if n:
                 raise ViolationError(f"{self.name} has closed its router, and {n} {what} are open")
@@ -162,6 +191,7 @@ class Node:
         for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._serving.loop.shutdown_default_executor()
 
     # On the loop of the server
 
@@ -169,10 +199,16 @@ class Node:
         while (left := getattr(self, name) - self.world.sim.now) > 0:
             await asyncio.sleep(left)
 
-    async def answer_ping(self, asker: str) -> None:
-        """Returns when it is answered."""
+    async def answer(
+        self, asker: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> tuple[int, bytes]:
+        """Status and body of what is asked otherwise than on a channel."""
         await self.pause_until("hangs")
-        self.pings[asker] += 1
+        if target == _PING_PATH:
+            self.pings[asker] += 1
+            return 204, b""
+        # Who asked may go away meanwhile: what was begun goes on.
+        return await asyncio.shield(asyncio.ensure_future(self.rows.answer(target, headers, body)))
 
     async def answer_scan(self, asker: str, options: str, body: bytes | memoryview) -> bytes:
         """Raises what a daemon's refusal is made of."""
@@ -197,14 +233,22 @@ class Node:
     def asked(self, asker: str) -> None:
         """Told of each scan that another node asks for."""
 
+    def chosen(self) -> None:
+        """Told that it takes itself for the node that writes."""
+
+    def told(self, number: int, began_s: float) -> None:
+        """Told when the other nodes know of a change that it made, or could not be told."""
+
 
 class _Server(asyncio.Protocol):
-    """One connection: pings, one at a time, and an end when nothing came for a while; or a channel."""
+    """One connection: requests, one at a time, and an end when nothing came for a while; or a channel."""
 
     def __init__(self, node: Node) -> None:
         self._node = weakref.proxy(node)
         self._parser = httptools.HttpRequestParser(self)
         self._target = ""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = b""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -236,21 +280,29 @@ class _Server(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._target += url.decode()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
     def on_message_complete(self) -> None:
-        target, self._target = self._target, ""
+        target, headers, body = self._target, self._headers, self._body
+        self._target, self._headers, self._body = "", [], b""
         if target == CHANNEL_PATH:
             return
         if self._task is not None:
             self._node.world.sim.fail(ViolationError("a request came before the last one was answered"))
-        self._task = asyncio.ensure_future(self._answer())
+        self._task = asyncio.ensure_future(self._answer(target, headers, body))
 
-    async def _answer(self) -> None:
+    async def _answer(self, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         node = self._node
-        await node.answer_ping(self._end.get_extra_info("peername")[0])
+        status, answer = await node.answer(self._end.get_extra_info("peername")[0], target, headers, body)
         stays = node._draw.random() < 0.95
         self._task = None
-        head = "HTTP/1.1 204 .\r\ncontent-length: 0\r\n" + ("" if stays else "connection: close\r\n")
-        self._end.write(head.encode() + b"\r\n")
+        head = f"HTTP/1.1 {status} .\r\ncontent-length: {len(answer)}\r\n"
+        head += "" if stays else "connection: close\r\n"
+        self._end.write(head.encode() + b"\r\n" + answer)
         if stays:
             self._rest()
         else:

@@ -1,9 +1,10 @@
 """Nodes of a cluster in a simulation: searches on any of them while others hang, stop, lose lists or cannot be reached,
-and while lists move.
+and while lists move and rows come and go.
 
 An answer is one machine's, or says what it lacks where a part was asked for, or there is none and the error says so.
 Where each list that a search needs is on a node that nothing was wrong with meanwhile, only the first is right, and
-soon.
+soon. It is of one state of the index: no older than the last change that its node knew of when it began, and no newer
+than the last one that its node knows of when it ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import math
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -26,12 +28,16 @@ import numpy.typing as npt
 
 from hybridindex.errors import IncompleteAnswerError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.opening import open_index
 from hybridindex.router.remote import connection, peer, remote_lists
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
 from hybridindex.types import SearchResult
 from tests.clustered import hand_made_plan
 from tests.simulation.answers import N_QUERIES, Answers
 from tests.simulation.cluster_node import GARBLED, Node, make_empty_share
+from tests.simulation.rows.changing import Changing
+from tests.simulation.rows.node_rows import NodeRows
+from tests.simulation.rows.states import States
 from tests.simulation.virtual.event_loop import SimLoop, on_loop
 from tests.simulation.virtual.network import Network
 from tests.simulation.virtual.scheduler import ViolationError
@@ -46,6 +52,8 @@ _FAULT_S, _AWAY_S = 20.0, 1.5
 #: A search takes no longer where all nodes are well; and for each that is not: a second until that is seen, and two for
 #: which a node is waited for that may only be busy.
 _SOON_S, _SILENT_S = 1.5, 3.5
+#: Bytes that it waits for besides, where too many rows are gone: it and all before it are searched a second time.
+_AGAIN_BYTES = 5e7
 #: With a deadline and ``allow_partial``: beyond the deadline.
 _AFTER_DEADLINE_S = 2.0
 
@@ -81,6 +89,17 @@ class _Asked:
     options: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Began:
+    """A search, when it began."""
+
+    at_s: float
+    #: Of the life of the node that was asked.
+    rows: NodeRows
+    #: The last change that it knew of.
+    number: int
+
+
 class NodesWorld:
     """One cluster and its users."""
 
@@ -99,7 +118,10 @@ class NodesWorld:
         #: One fault at a time, or as they come.
         self.one_by_one = draw.random() < 0.5
         self.network = Network(self.world.sim, random.Random(f"network {draw.random()}"))
+        self._states = States(index, answers)
+        self._soon_s = _SOON_S + _AGAIN_BYTES / self.world.machine.host_pace
         self._version = 0
+        self._published_s = 0.0
         self._maps: list[_InForce] = []
         #: Nodes that the map says are not to be asked.
         self._set_aside: set[str] = set()
@@ -116,6 +138,9 @@ class NodesWorld:
 
     def live(self) -> None:
         world, draw = self.world, self.world.draw
+        self._changing = Changing(
+            world, self.network, self._states, self._answers.pool, timeout_s=self.timeout_s, is_well=self._is_well
+        )
         self.nodes = [self._node(f"node-{number}", draw) for number in range(self.n_nodes)]
         holders = self._place(draw)
         for node, held in zip(self.nodes, holders, strict=True):
@@ -129,6 +154,8 @@ class NodesWorld:
             ("flooding", self._flooding),
             ("on a loop", self._on_loop),
             ("moving", self._moving),
+            ("looking", self._looking),
+            *((f"changing {number}", lambda draw: self._changing.user(draw, self._some_url)) for number in range(2)),
         ]
         if self.faults:
             users.append(("breaking", self._breaking))
@@ -141,6 +168,8 @@ class NodesWorld:
         world.sim.sleep(_SETTLE_S + 10)
         self._check_up()
         for node in self.nodes:
+            self._check_newest(node)
+        for node in self.nodes:
             with world.within(f"the end of {node.name}", 2 * self.timeout_s + 30):
                 node.stop()
 
@@ -151,8 +180,10 @@ class NodesWorld:
             device = np.full(self._index.nlist, -1)
             device[lists] = 0
             settings |= {"devices": ["cpu"], "plan": hand_made_plan(self._index, device)}
-        node = Node(self.world, self.network, name, self._folder / name, self._index, settings)
+        node = Node(self.world, self.network, name, self._folder / name, self._index, settings, self._changing)
         node.asked = lambda asker: self._asked_by(node, asker)  # type: ignore[method-assign]
+        node.chosen = lambda: self._check_writer(node)  # type: ignore[method-assign]
+        node.told = lambda number, began_s: self._told(node, number, began_s)  # type: ignore[method-assign]
         return node
 
     def _port(self) -> int:
@@ -177,6 +208,7 @@ class NodesWorld:
             if node.is_up:
                 node.remote.apply(self._map)
                 self.world.sim.sleep(draw.choice((0.0, 0.01, 0.5)))
+        self._published_s = self.world.sim.now
         if before is not None:
             before.until_s = self.world.sim.now
 
@@ -210,6 +242,54 @@ class NodesWorld:
             if len(nobody := node.remote.nobody_has()):
                 raise ViolationError(f"{node.name} says that nobody has lists {nobody}")
 
+    def _is_well(self, began_s: float) -> bool:
+        """Whether nothing has been wrong since then, nobody moved, and some node may write."""
+        return (
+            max(self._wrong.values(), default=0.0) < began_s
+            and self._published_s < began_s
+            and self._maps[-1].until_s == math.inf
+            and any(node.serving for node in self._map.nodes)
+        )
+
+    # What is known of changes
+
+    def _check_newest(self, node: Node) -> None:
+        """Nobody changes anything any more, and all is well."""
+        newest = self._states.newest
+        if node.rows.number != newest:
+            raise ViolationError(f"{node.name} knows of change {node.rows.number}; {newest} were made")
+        asked = _Asked(rows=np.arange(N_QUERIES), k=10, nprobe=16, options={})
+        found = node.router.search(self._answers.pool[asked.rows], asked.k, asked.nprobe)
+        self._states.check(newest, newest, lambda answers: answers.check(asked.rows, asked.k, asked.nprobe, found))
+
+    def _check_writer(self, node: Node) -> None:
+        """Who a node takes for the one that writes: the first that serves and answers it, where most of them do."""
+        found, map_ = node.rows.changes.writer(), node.remote.map
+        answering = {node.name, *(peer["name"] for peer in node.remote.status() if peer["state"] in ("up", "late"))}
+        serving = [] if map_ is None else [each.name for each in map_.nodes if each.serving]
+        there = [name for name in serving if name in answering]
+        wanted = there[0] if len(there) > len(serving) / 2 else None
+        if found != wanted:
+            raise ViolationError(f"{node.name} takes {found} for the node that writes; expected {wanted} of {serving}")
+        self.world.done[f"{'no' if wanted is None else 'a'} node writes"] += 1
+
+    def _told(self, node: Node, number: int, began_s: float) -> None:
+        wrong = self._wrong_for(node, began_s)
+        if self._wrong.get(node.name, 0.0) <= began_s and node.is_up:
+            others = [other for i, other in enumerate(self.nodes) if other is not node and i not in wrong]
+            self._changing.told(number, began_s, [(other.name, other.rows) for other in others])
+
+    def _some_url(self, draw: random.Random) -> str | None:
+        node = draw.choice(self.nodes)
+        return node.url if node.is_up else None
+
+    def _looking(self, draw: random.Random) -> None:
+        while not self.world.ending:
+            self.world.pause(draw, 0.3)
+            for node in self.nodes:
+                if node.is_up:
+                    self._check_writer(node)
+
     def _asked_by(self, node: Node, asker: str) -> None:
         """Whoever has seen a node go asks it again when it has answered two pings."""
         gone_s = self._stopped_s.get(node.name)
@@ -233,32 +313,42 @@ class NodesWorld:
             options["allow_partial"] = draw.choice((0.01, 0.5, 0.9, 1.0))
         return _Asked(rows=rows, k=draw.choice((1, 5, 10, 40)), nprobe=draw.randrange(2, 17), options=options)
 
-    def _ended(self, node: Node, asked: _Asked, began_s: float, outcome: SearchResult | BaseException) -> None:
+    def _begin(self, node: Node) -> _Began:
+        number = max(node.rows.number, node.rows.acknowledged)
+        return _Began(at_s=self.world.sim.now, rows=node.rows, number=number)
+
+    def _ended(self, node: Node, asked: _Asked, began: _Began, outcome: SearchResult | BaseException) -> None:
         """Raises ViolationError: this must not come of a search, or not so late."""
+        began_s, last = began.at_s, began.rows.number
         took_s = self.world.sim.now - began_s
         partial, deadline = "allow_partial" in asked.options, asked.options.get("deadline_ms")
         what = f"a search for {asked.rows} on {node.name} with k {asked.k}, nprobe {asked.nprobe}, {asked.options}"
         killed = self._wrong.get(node.name + " is killed", 0.0) > began_s
-        must = not killed and self._is_held(node, asked, began_s)
+        must = not killed and self._is_held(node, asked, began, last)
         # A search whose lists moved meanwhile begins anew.
         tries = sum(each.until_s >= began_s for each in self._maps)
-        most_s = _SOON_S + _SILENT_S * len(self._wrong_for(node, began_s)) * tries
+        most_s = self._soon_s + _SILENT_S * len(self._wrong_for(node, began_s)) * tries
         if killed or (not must and any(ends_s > began_s for ends_s in self._dawdles.values())):
             most_s = 3 * self.timeout_s + 30
         if partial and deadline is not None and not killed:
-            most_s, must = min(most_s, deadline / 1e3 + _AFTER_DEADLINE_S * tries), False
+            most_s = min(most_s, deadline / 1e3 + (_AFTER_DEADLINE_S + self._soon_s - _SOON_S) * tries)
+            must = False
         if took_s > most_s:
             raise ViolationError(f"{what} took {took_s:.1f} s; expected {most_s:g} s at most")
         if isinstance(outcome, SearchResult):
             self.world.done["answers"] += 1
             if outcome.coverage is None:
                 least = None if deadline is None else 2
-                self._answers.check(asked.rows, asked.k, asked.nprobe, outcome, least=least)
+                self._states.check(
+                    began.number,
+                    last,
+                    lambda answers: answers.check(asked.rows, asked.k, asked.nprobe, outcome, least=least),
+                )
                 return
             self.world.done["partial answers"] += 1
             if not partial or (outcome.coverage < asked.options["allow_partial"]).any():
                 raise ViolationError(f"{what} was answered with coverage {outcome.coverage}")
-            self._answers.check_partial(asked.rows, asked.k, outcome)
+            self._states.check(began.number, last, lambda answers: answers.check_partial(asked.rows, asked.k, outcome))
         elif isinstance(outcome, IncompleteAnswerError):
             self.world.done["incomplete answers"] += 1
             if not 0 <= outcome.coverage < 1:
@@ -279,15 +369,15 @@ class NodesWorld:
             and max(self._wrong.get(node.name, 0.0), self._wrong.get(frozenset((node.name, asker.name)), 0.0)) > began_s
         ]
 
-    def _is_held(self, asker: Node, asked: _Asked, began_s: float) -> bool:
+    def _is_held(self, asker: Node, asked: _Asked, began: _Began, last: int) -> bool:
         """Whether each of its lists was on a node that was well all the time, by each map that it may have used."""
+        began_s = began.at_s
         wrong = self._wrong_for(asker, began_s)
         if wrong and asker.hedges.refused_s >= began_s:
             return False  # what is late is waited for
         well = np.ones(self.n_nodes, dtype=np.bool_)
         well[wrong] = False
-        queries = self._index.transform(self._answers.pool[asked.rows])
-        lists = np.unique(self._index.quantize(queries, asked.nprobe)[0])
+        lists = self._states.reached(began.number, last, asked.rows, asked.k, asked.nprobe)
         if any(self._dawdles.get(self.nodes[number].name, 0.0) > began_s for number in wrong):
             # Others are asked, too, where they have all lists of a part, which may be of other searches as well.
             lists = np.arange(self._index.nlist)
@@ -305,7 +395,7 @@ class NodesWorld:
                 if node.is_up and not self.world.ending:
                     call(node)
 
-    def _one(self, node: Node, asked: _Asked, began_s: float, wait: Callable[[], SearchResult]) -> None:
+    def _one(self, node: Node, asked: _Asked, began: _Began, wait: Callable[[], SearchResult]) -> None:
         outcome: SearchResult | BaseException
         try:
             outcome = wait()
@@ -313,7 +403,7 @@ class NodesWorld:
             raise
         except Exception as error:  # noqa: BLE001 - judged
             outcome = error
-        self._ended(node, asked, began_s, outcome)
+        self._ended(node, asked, began, outcome)
 
     def _searching(self, draw: random.Random) -> None:
         def call(node: Node) -> None:
@@ -322,7 +412,7 @@ class NodesWorld:
             self._one(
                 node,
                 asked,
-                self.world.sim.now,
+                self._begin(node),
                 lambda: router.search(queries, asked.k, asked.nprobe, **asked.options),  # type: ignore[arg-type]
             )
 
@@ -332,7 +422,7 @@ class NodesWorld:
         """So many at once that not all of them may be asked twice."""
 
         def call(node: Node) -> None:
-            began_s, router = self.world.sim.now, node.router
+            began, router = self._begin(node), node.router
             many = [self._ask(draw) for _ in range(draw.choice((3, 20, 60)))]
             futures = []
             for each in many:
@@ -345,7 +435,7 @@ class NodesWorld:
 
             def ended(asked: _Asked, done: Future[SearchResult]) -> None:
                 try:
-                    self._one(node, asked, began_s, done.result)
+                    self._one(node, asked, began, done.result)
                 except ViolationError as error:
                     # Whoever calls back would log it.
                     self.world.sim.fail(error)
@@ -361,7 +451,7 @@ class NodesWorld:
 
     def _on_loop(self, draw: random.Random) -> None:
         def call(node: Node) -> None:
-            began_s, router = self.world.sim.now, node.router
+            began, router = self._begin(node), node.router
 
             async def one(asked: _Asked) -> None:
                 queries = self._answers.pool[asked.rows]
@@ -370,7 +460,7 @@ class NodesWorld:
                     outcome = await router.asearch(queries, asked.k, asked.nprobe, **asked.options)  # type: ignore[arg-type]
                 except Exception as error:  # noqa: BLE001 - judged
                     outcome = error
-                self._ended(node, asked, began_s, outcome)
+                self._ended(node, asked, began, outcome)
 
             async def ask(_loop: SimLoop) -> None:
                 await asyncio.gather(*(one(self._ask(draw)) for _ in range(draw.choice((1, 3, 20)))))
@@ -463,9 +553,12 @@ def _ordered_sets() -> Iterator[None]:
 def run_nodes(seed: int, seconds: float, index: IVFIndex, answers: Answers) -> Outcome:
     """Raises ViolationError."""
     with tempfile.TemporaryDirectory(prefix="sim-", dir=index.path.parent) as folder:
-        make_empty_share(index, Path(folder) / "empty")
-        scene = NodesWorld(seed, seconds, index, answers, Path(folder))
-        with simulated(scene.world), _ordered_sets():
-            outcome = scene.world.run(scene.live)
+        # Its rows are changed.
+        shutil.copytree(index.path, Path(folder) / "whole")
+        with open_index(Path(folder) / "whole", verify="quick") as whole:
+            make_empty_share(whole, Path(folder) / "empty")
+            scene = NodesWorld(seed, seconds, whole, answers, Path(folder))
+            with simulated(scene.world), _ordered_sets():
+                outcome = scene.world.run(scene.live)
     outcome.seed = seed
     return outcome
