@@ -53,7 +53,7 @@ _FAULT_S, _AWAY_S = 20.0, 1.5
 #: which a node is waited for that may only be busy.
 _SOON_S, _SILENT_S = 1.5, 3.5
 #: Bytes that it waits for besides, where too many rows are gone: it and all before it are searched a second time.
-_AGAIN_BYTES = 5e7
+_AGAIN_BYTES = 1e8
 #: With a deadline and ``allow_partial``: beyond the deadline.
 _AFTER_DEADLINE_S = 2.0
 
