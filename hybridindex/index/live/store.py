@@ -27,7 +27,7 @@ from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
 from hybridindex.index.live.waiting import Coming, Resolve, Ticket, WaitingCalls
 from hybridindex.index.log.change import Change, merged, no_ids, no_rows
-from hybridindex.index.log.change_log import LogPart, LogPlace, LogState, apart, log_file
+from hybridindex.index.log.change_log import LogPart, LogPlace, LogState, has_own, log_file
 from hybridindex.index.storage.generation import current_name, log_lock, log_lock_file, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from hybridindex.processes import short_switch_interval
@@ -72,8 +72,7 @@ class LiveStore:
         self.file = log_file(self.folder, manifest)
         #: Whether nobody but this process may write: who keeps the writer's claim says so.
         self.is_sole_writer = False
-        #: Whether a thread looks for what others change, so that no search waits for a file.
-        self.is_watched = False
+        self.is_watched = False  # a thread looks for what others change, so that no search waits for a file
         self._renew_locks()
         self._rows = LiveRows(number=self._first, deleted=None, added=None)
         self._look_again_s = 0.0
@@ -122,9 +121,9 @@ class LiveStore:
 
     def seen(self) -> LiveRows | None:
         """As :meth:`current`, also where changes have undone each other; None: there was none."""
-        looks = not self.is_watched and (self._is_behind or not self.is_sole_writer)
-        if looks and time.monotonic() >= self._look_again_s:
-            self._look_again_s = time.monotonic() + LOOK_AGAIN_S
+        now_s, looks = time.monotonic(), not self.is_watched and (self._is_behind or not self.is_sole_writer)
+        if looks and now_s >= self._look_again_s:
+            self._look_again_s = now_s + LOOK_AGAIN_S
             try:
                 self._look(blocking=False)
                 self._problem = ""
@@ -132,15 +131,7 @@ class LiveStore:
                 if str(error) != self._problem:
                     self._problem = str(error)
                     _log.error("changes by other processes are not seen: %s", error)
-        rows = self._rows
-        return rows if rows.number != self._first or rows.differs else None
-
-    def _is_apart(self, successor: LiveStore) -> bool:
-        """Whether this one has changes, since a rollback, that the other does not have."""
-        if not filesystem.exists(self.file.path):
-            return False
-        known = apart(self.file.read(), successor.file.read(), successor._first)
-        return known is not None and known[0] > 0
+        return self._rows if self._rows.number != self._first else None
 
     @property
     def lost(self) -> BuildError | None:
@@ -157,8 +148,7 @@ class LiveStore:
             CorruptIndexError, UnreadableIndexError: the log is gone, damaged, or cannot be read.
         """
         self._look(asks=True)
-        rows = self._rows
-        return rows if rows.differs else None
+        return self.current()
 
     @property
     def number(self) -> int:
@@ -272,7 +262,8 @@ class LiveStore:
                         return
                     if filesystem.exists(self.file.path):
                         self._read_on()
-                    if self._place.number < successor._first or (not is_own and self._is_apart(successor)):
+                    is_apart = not is_own and has_own(self.file, successor.file, successor._first)
+                    if self._place.number < successor._first or is_apart:
                         self._is_lost = True
                         raise self._lost()
                 successor._lead(self)

@@ -36,7 +36,7 @@ from hybridindex.index.storage.generation import unreadable
 from hybridindex.index.storage.manifest import CHANGE_LOG, LISTS_FILE, Manifest
 from hybridindex.types import I64, U8
 
-__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "apart", "log_file", "render_log"]
+__all__ = ["CHANGE_LOG", "LogFile", "LogPart", "LogPlace", "LogState", "apart", "has_own", "log_file", "render_log"]
 
 _MAGIC, _VERSION = b"HXCHANGE", 1
 _HEAD = struct.Struct("<8sII16sQQ8xQ")
@@ -105,6 +105,14 @@ def _are_alike(one: Change, other: Change) -> bool:
     """In all but lists, which are numbered otherwise, and codes, which may be of them."""
     same = np.array_equal(one.gone, other.gone) and np.array_equal(one.ids, other.ids)
     return same and one.attributes == other.attributes
+
+
+def has_own(older: LogFile, newer: LogFile, first: int) -> bool:
+    """Whether a log has changes, since a rollback, that a newer one has not; ``first``: as of :func:`apart`."""
+    if not filesystem.exists(older.path):
+        return False
+    known = apart(older.read(), newer.read(), first)
+    return known is not None and known[0] > 0
 
 
 class LogFile:

@@ -111,7 +111,7 @@ class NodeRows:
             self._n_open -= 1
 
     async def _change(self, request: Request, body: bytes) -> bytes:
-        if (made := await self._writes.elsewhere(request, body, "client", None)) is not None:
+        if (made := await self._writes.elsewhere(request, body, None)) is not None:
             return made
         self.chosen()
         number = await asyncio.to_thread(self._make, json.loads(body))
