@@ -27,6 +27,8 @@ class Access(NamedTuple):
     generation: int
     #: (nlist,) int64 bytes that a node needs for each list: codes and ids.
     list_bytes: I64
+    #: (nlist,) int64 bytes that a scan reads of each list.
+    scanned_bytes: I64
     #: (nlist,) float64 bytes that a query scans of each list, in the mean.
     work: F64
     #: (q, p) int64 lists that queries of the profile probed, -1 = skip; None: there is no profile.
@@ -52,8 +54,8 @@ def read_access(index: Path, store_url: str | None = None) -> Access:
         except HybridIndexError as error:
             _log.info("the plan is made without a profile: %s", error)
         if profile is None:
-            work = ivf.list_bytes * min(1.0, ivf.nprobe / ivf.nlist)
-            return Access(ivf.fingerprint, ivf.generation, list_bytes, work.astype(np.float64), None, None)
+            work: F64 = (ivf.list_bytes * min(1.0, ivf.nprobe / ivf.nlist)).astype(np.float64)
+            return Access(ivf.fingerprint, ivf.generation, list_bytes, ivf.list_bytes, work, None, None)
         access = profile.access
         probes = np.concatenate([access.fit_probes, access.held_probes]).astype(np.int64)
         # Planning takes seconds for thousands of queries, and the placement hardly changes with more.
@@ -63,6 +65,7 @@ def read_access(index: Path, store_url: str | None = None) -> Access:
             ivf.fingerprint,
             ivf.generation,
             list_bytes,
+            ivf.list_bytes,
             counts * ivf.list_bytes / max(1, len(probes)),
             probes,
             profile.id,

@@ -26,6 +26,7 @@ from hybridindex.cluster.taking import Taking, side_by_side
 from hybridindex.cluster.watch import LOOK_S, Watch
 from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
+from hybridindex.partitioner.nodes.drift import judge_drift
 from hybridindex.partitioner.nodes.moves import moves, repair
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
@@ -91,6 +92,12 @@ class Manager:
         for entry in self._state.nodes:
             self._watch(entry)
         self._thread.start()
+        #: What recent queries said of the placement; and how often lists moved for it.
+        self._drift: dict[str, Any] = {"queries": 0, "local_share": None, "best_local_share": None}
+        self._n_refreshes = 0
+        self._refreshing = threading.Thread(target=self._refresh, name="hybridindex-drift", daemon=True)
+        if self._state.request.refresh_s is not None:
+            self._refreshing.start()
 
     def _check_serves(self, access: Access, fingerprint: str, generation: int) -> None:
         """Raises InvalidInputError: the index is not the one that the cluster serves."""
@@ -306,11 +313,15 @@ class Manager:
             BuildError: another change goes on. InvalidInputError: as :meth:`plan`. ServiceError, UnreachableError: a
             node could not do its part; the placement before is in force.
         """
+        return self._repartition(lambda: read_access(Path(self._state.index)), progress)
+
+    def _repartition(self, look: Callable[[], Access], progress: Progress | None = None) -> dict[str, Any]:
+        """``look``: what the plan is made from."""
         # Telling nodes who is up takes a moment; other changes take longer.
         if not self._changing.acquire(timeout=_MOMENT_S):
             raise BuildError("another change of the cluster goes on; ask again when it has ended")
         try:
-            access = read_access(Path(self._state.index))
+            access = look()
             self._check_serves(access, self.access.fingerprint, self.access.generation)
             self.access = access
             plan, map_ = self.plan(), self._state.map
@@ -326,6 +337,43 @@ class Manager:
             }
         finally:
             self._changing.release()
+
+    def _refresh(self) -> None:
+        """On its own thread: every while, has lists move where recent queries say that this pays."""
+        every_s = self._state.request.refresh_s
+        while not self._stop.wait(every_s):
+            try:
+                self.refresh()
+            except HybridIndexError as error:
+                _log.warning("lists were not moved for what is asked lately: %s", error)
+            except Exception:  # noqa: BLE001 - the next look must come
+                _log.exception("what is asked lately could not be looked at")
+
+    def refresh(self) -> dict[str, Any] | None:
+        """Moves lists where recent queries of all nodes scan more of theirs where they are asked then; None: they do
+        not, or too few are known, or a node is away. Raises as :meth:`repartition`."""
+        map_ = self._state.map
+        if map_ is None or not all(self._serving(map_)):
+            return None
+        nlist = len(self.access.list_bytes)
+        told = side_by_side(list(self._nodes.values()), lambda node: node.calls.probes(nlist))
+        samples = [probes for probes in told.values() if isinstance(probes, np.ndarray) and len(probes)]
+        width = max((probes.shape[1] for probes in samples), default=0)
+        padded = [np.pad(probes, ((0, 0), (0, width - probes.shape[1])), constant_values=-1) for probes in samples]
+        probes = np.concatenate(padded) if padded else np.empty((0, 1), dtype=np.int64)
+        access = self.access
+        drift = judge_drift(access.list_bytes, access.scanned_bytes, map_.holders, self._node_request(), probes)
+        self._drift = {
+            "queries": drift.n_queries,
+            "local_share": drift.local_share,
+            "best_local_share": None if drift.plan is None else drift.plan.local_share,
+        }
+        if not drift.pays:
+            return None
+        done = self._repartition(lambda: access._replace(work=drift.work, probes=probes, profile_id=None))
+        self._n_refreshes += 1
+        _log.info("lists were moved for what is asked lately: %s", self._drift)
+        return done
 
     def _change(self, map_: ClusterMap | None, holders: U64, progress: Progress | None) -> int:
         """Has all nodes take their lists, and puts the map in force; the bytes. What fails before is undone."""
@@ -516,6 +564,7 @@ class Manager:
             "lists_below_replicas": below,
             "lists_of_nobody": nobody,
             "changing": self._changing.locked(),
+            "drift": {**self._drift, "refreshes": self._n_refreshes},
             "problem": self._problem or next(refused, ""),
             "nodes": nodes,
         }
@@ -531,6 +580,8 @@ class Manager:
         self._stop.set()
         self._event.set()
         self._thread.join()
+        if self._refreshing.ident is not None:
+            self._refreshing.join()
         for node in self._nodes.values():
             node.stop(wait=False)
         for node in self._nodes.values():

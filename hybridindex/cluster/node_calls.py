@@ -76,6 +76,15 @@ class NodeCalls:
         said: dict[str, Any] = json.loads(self._ask("GET", "nodes", None, timeout_s))
         return said
 
+    def probes(self, nlist: int, timeout_s: float = 10.0) -> npt.NDArray[np.int64]:
+        """(n, p) int64 lists that recent queries of clients probe there, -1 = skip. Raises UnreachableError,
+        ServiceError."""
+        said = np.array(json.loads(self._ask("GET", "probes", None, timeout_s))["probes"], dtype=np.int64)
+        found = said.reshape(len(said), -1)
+        if found.size and not -1 <= found.min() <= found.max() < nlist:
+            raise ServiceError(f"{self.url} told lists outside -1..{nlist - 1}")
+        return found
+
     def apply(self, map_: ClusterMap, timeout_s: float = 10.0) -> None:
         """Puts a map in force.
 

@@ -33,12 +33,16 @@ class ClusterRequest:
     repair_after_s: float = 10.0
     #: Of such copies, and of a repartition, on each node; None: as fast as it goes.
     copy_bytes_per_s: int | None = 200 << 20
+    #: Seconds between two looks whether queries ask for other lists than before, and lists should move; None: never.
+    refresh_s: float | None = None
 
     def __post_init__(self) -> None:
         check_whole("replicas", self.replicas, 1, MAX_NODES)
         check_one_of("replicate", self.replicate, ("hot", "none"))
         if not 0 <= self.repair_after_s <= 86_400:
             raise InvalidInputError(f"repair_after_s is {self.repair_after_s!r}; expected seconds, a day at most")
+        if self.refresh_s is not None and not 1 <= self.refresh_s <= 86_400:
+            raise InvalidInputError(f"refresh_s is {self.refresh_s!r}; expected seconds, 1 to a day, or None")
         if self.copy_bytes_per_s is not None:
             check_whole("copy_bytes_per_s", self.copy_bytes_per_s, 1, 1 << 50)
 

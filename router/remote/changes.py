@@ -19,7 +19,7 @@ __all__ = ["CHANGED_PATH", "KNOWN_WITHIN_S", "PeerChanges"]
 
 #: Asked of nodes that shall look for changes, with ``number=``.
 CHANGED_PATH = "/v1/cluster/changed"
-#: A change waits no longer for other nodes to know of it: each looks by itself as often.
+#: A change waits no longer for other nodes to know of it: each looks by itself, too.
 KNOWN_WITHIN_S = 1.0
 #: Before a node that does not know yet is asked again.
 _AGAIN_S = 0.02
@@ -129,10 +129,10 @@ class PeerChanges:
                 known.number = int(answer)
             else:  # it looks by itself
                 known.number = asked
-            if known.number < asked and self._waiters:
-                self._lists.loop.call_later(_AGAIN_S, self._tell_peer, peer)
-            else:
+            if known.number >= asked:
                 self._tell_peer(peer)
+            elif self._waiters:
+                self._lists.loop.call_later(_AGAIN_S, self._tell_peer, peer)
             self._settle_known()
 
         target = f"{CHANGED_PATH}?number={asked}"

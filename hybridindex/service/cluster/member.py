@@ -35,6 +35,8 @@ from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.list_source import PeerSource
 from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.service.cluster.following import Following
+from hybridindex.service.cluster.recent_probes import RecentProbes
+from hybridindex.types import F32
 
 __all__ = ["KEY_VARIABLE", "MAP_FILE", "Member"]
 
@@ -116,6 +118,8 @@ class Member:
         self._list_bytes: npt.NDArray[np.int64] = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
         self._counted: tuple[ClusterMap | None, dict[str, tuple[int, int]]] = (None, {})
         self._n_searches = 0
+        #: What clients asked lately.
+        self.recent = RecentProbes(index)
         self._file = index.path / MAP_FILE
         self._resume()
 
@@ -308,9 +312,10 @@ class Member:
         mask = np.uint64(sum(1 << i for i, node in enumerate(map_.nodes) if node.name in up))
         return int(np.count_nonzero(np.bitwise_count(map_.holders & mask) < map_.replicas))
 
-    def count_search(self, _answered: object) -> None:
-        """This node has answered one, of a client."""
+    def count_search(self, queries: F32) -> None:
+        """This node has answered one, of a client: (n, dim) queries."""
         self._n_searches += 1
+        self.recent.add(queries)
 
     def summary(self) -> dict[str, Any]:
         """What is shown of the cluster: without addresses."""

@@ -53,6 +53,15 @@ class PlacementOptions:
             help="hot: memory beyond the replicas holds the hottest lists on every node. none: it stays free.",
         ),
     ] = "hot"
+    refresh_every: Annotated[
+        float | None,
+        typer.Option(
+            "--refresh-every",
+            metavar="SECONDS",
+            help="Look so often whether queries ask for other lists than before, and move lists where that pays; "
+            "default never.",
+        ),
+    ] = None
 
     def memory_bytes(self) -> int:
         """Three quarters of this machine's memory, where nothing is said."""
@@ -132,6 +141,7 @@ def register(app: typer.Typer) -> None:
             replicate=placement.replicate,  # type: ignore[arg-type]
             repair_after_s=repair_after,
             copy_bytes_per_s=parse_bytes(copy_rate),
+            refresh_s=placement.refresh_every,
         )
         memory = placement.memory_bytes()
         if dry_run is not None:

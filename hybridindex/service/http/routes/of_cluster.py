@@ -53,7 +53,7 @@ class ClusterRoutes:
     def __init__(self, service: Service, member: Member, keyring: Keyring | None, metrics: Metrics) -> None:
         self._service, self._member, self._keyring, self._metrics = service, member, keyring, metrics
         self._index, self._scans = service.index.ivf, Scans(service)
-        service.on_search.append(member.count_search)
+        service.on_search.append(lambda seen: member.count_search(seen.queries))
         self.handlers: Mapping[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             ("GET", "ping"): self._ping,
             ("GET", CHANNEL_PATH.removeprefix(PEER_PREFIX)): self._channel,
@@ -63,6 +63,7 @@ class ClusterRoutes:
             ("POST", "hold"): self._hold,
             ("POST", "drop"): self._drop,
             ("POST", "lists"): self._lists,
+            ("GET", "probes"): self._probes,
             ("POST", CHANGED_PATH.removeprefix(PEER_PREFIX)): self._changed,
             **{("GET", f"files/{name}"): self._file for name in FILES},
         }
@@ -157,6 +158,11 @@ class ClusterRoutes:
             return b"".join(codes + ids for _, codes, ids in self._member.share.read(lists))
 
         await _answer(send, await asyncio.to_thread(read), _BYTES)
+
+    async def _probes(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Lists that recent queries of clients probe."""
+        probes = await asyncio.to_thread(self._member.recent.probes, self._service.router.nprobe)
+        await _answer(send, json.dumps({"probes": probes.tolist()}).encode(), _JSON)
 
     async def _changed(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Rows were changed: searches see it when this answers."""
