@@ -16,7 +16,7 @@ from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, read_state
-from hybridindex.errors import BuildError, InvalidInputError, ServiceError, UnsupportedIndexError
+from hybridindex.errors import BuildError, InvalidInputError, ServiceError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.router import Router
 from hybridindex.service.auth import new_key
@@ -245,10 +245,3 @@ def test_what_no_cluster_can_be_made_of(index, tmp_path):
             name="node-0", index=str(index.path), data=str(tmp_path / "node"), memory_bytes=1, key=KEY,
             options=("--nonsense",),
         ))  # fmt: skip
-    changed = small_index(tmp_path / "changed", n=600, nlist=8)
-    import hybridindex as hx
-
-    with hx.open(changed.path) as opened:
-        opened.delete([1, 2, 3])
-    with pytest.raises(UnsupportedIndexError, match="compact it first"):
-        Manager(tmp_path / "s", cluster="c", index=changed.path, request=ClusterRequest(), key=KEY)

@@ -356,7 +356,7 @@ class LiveStore:
     def _note_state(self) -> None:
         """The file is as this one wrote it; where it cannot be looked at now, it is read again."""
         self._log_state = None
-        with suppress(FileError):
+        with suppress(HybridIndexError):
             self._log_state = self.file.state()
         self._is_ahead = False
 
