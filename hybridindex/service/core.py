@@ -50,7 +50,6 @@ from hybridindex.service.serving import (
     MakeRefresher,
     Prepared,
     Serving,
-    member_of,
     open_serving,
     prepare,
     without_paths,
@@ -124,10 +123,7 @@ class Service(OfOneProcess):
         self.on_search: list[Callable[[Observation], None]] = []
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
-        # A node writes to the index that its share is of.
-        path, lineage = first.index.path, None
-        if config.node.name is not None and config.node.source is not None:
-            path, lineage = config.node.source, first.index.ivf.manifest.lineage
+        path, lineage = first.written
         self.rows = RowWriter(path, allowed=config.write, durability=config.durability, lineage=lineage)
         self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
@@ -200,7 +196,7 @@ class Service(OfOneProcess):
     @property
     def member(self) -> Member | None:
         """What connects it to the other nodes of its cluster; None: it is of none."""
-        return member_of(self.index)
+        return self.generations.current.member
 
     @property
     def router(self) -> Router:

@@ -48,7 +48,6 @@ __all__ = [
     "choose_plan",
     "close_serving",
     "look_at",
-    "member_of",
     "open_serving",
     "precision_asked",
     "prepare",
@@ -118,6 +117,18 @@ class Serving:
     @property
     def generation(self) -> int:
         return self.index.ivf.generation
+
+    @property
+    def member(self) -> Member | None:
+        """What connects it to the other nodes of its cluster; None: it is of none."""
+        return _member_of(self.index)
+
+    @property
+    def written(self) -> tuple[Path, str | None]:
+        """The index that its changes go to; and, of a node, the lineage of that one, of which it has a share."""
+        if self.member is None or self.member.source is None:
+            return self.index.path, None
+        return self.member.source, self.index.ivf.manifest.lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +294,7 @@ def open_serving(
         planned = None if choice.plan is None else choice.plan.index_fingerprint
         settings = without_devices(settings, index.ivf, planned)
     # Another generation gets a router of its own here.
-    member = member_of(index)
+    member = _member_of(index)
     remote = None if member is None else member.remote
     router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan), follow=False, remote=remote)
     try:
@@ -306,7 +317,7 @@ def open_serving(
     )
 
 
-def member_of(index: Index) -> Member | None:
+def _member_of(index: Index) -> Member | None:
     """What connects an index that is served to the other nodes of its cluster."""
     return index.member if isinstance(index, ServedIndex) else None
 

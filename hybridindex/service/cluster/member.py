@@ -100,7 +100,9 @@ class Member:
                 f"{index.path} is a whole index; expected a share of one, which hybridindex cluster start makes"
             )
         self._index, self._share = index, index.share
-        self._source, self._memory_bytes = source, memory_bytes
+        #: The whole index, of which it has a share.
+        self.source = source
+        self._memory_bytes = memory_bytes
         self._key = os.environ.get(KEY_VARIABLE) or None
         self._tls = _tls(ca)
         self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
@@ -252,8 +254,8 @@ class Member:
             for i, node in sorted(nodes, key=lambda each: (each[0] - own) % len(map_.nodes)):
                 source = PeerSource(node.url, self._key, self._tls, spans=spans, timeout_s=_PEER_S)
                 yield source, map_.held_by(i)
-        if self._source is not None:
-            yield FolderSource(self._source, generation=self._index.generation), np.ones(nlist, dtype=np.bool_)
+        if self.source is not None:
+            yield FolderSource(self.source, generation=self._index.generation), np.ones(nlist, dtype=np.bool_)
 
     def drop(self, lists: npt.NDArray[np.bool_]) -> int:
         """Gives up lists (nlist,) bool; the bytes that were given back.
