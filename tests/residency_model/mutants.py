@@ -192,8 +192,9 @@ def drops_what_another_session_holds(patch: Any) -> None:
     real = ListRefs.release
 
     def release(refs: Any, session: Any) -> Any:
-        lists = set(session.lists)
-        return list(lists | set(real(refs, session)))
+        # Lists that a plan alone wants stay: dropping those is another fault.
+        held_elsewhere = {list_id for list_id in session.lists if len(refs._sessions[list_id]) > 1}
+        return list(held_elsewhere | set(real(refs, session)))
 
     patch.setattr(ListRefs, "release", release)
 
