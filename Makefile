@@ -23,7 +23,7 @@ PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz bench figures clean
+.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz docs bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -40,6 +40,7 @@ help:
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
 	@echo "make neon         the native scan compiled for 64-bit Arm, in an emulator; or NOT VERIFIED"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
+	@echo "make docs         the documentation as a site (build/site); warnings are errors"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
 	@echo "make figures      the papers' figures beside ours (minutes): docs/images, benchmarks/results, and the texts that quote them"
 	@echo "make clean        remove .venv and build"
@@ -118,6 +119,11 @@ neon:
 
 fuzz: $(VENV)/.test
 	PYTHON=$(abspath $(BIN))/python sh tests/native/fuzz.sh $(SANITIZE) address,undefined --seconds $(FUZZ_SECONDS)
+
+# Warnings are errors.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench

@@ -199,8 +199,8 @@ class Index:
                 :func:`hybridindex.profiler.run.profile_index`; it is removed when all is measured and stored.
 
         Raises:
-            InvalidInputError, ProfileError, StoreError. UnsupportedIndexError: codes were asked for, and the index has
-            none.
+            InvalidInputError, ProfileError, StoreError: it cannot be measured, or stored.
+            UnsupportedIndexError: codes were asked for, and the index has none.
         """
         from hybridindex.plans.precision import view_to_profile
         from hybridindex.profiler.access import split_halves
@@ -293,7 +293,8 @@ class Index:
             store_url: another control store than the one beside the index.
 
         Raises:
-            InvalidInputError, ProfileError, ProfileMismatchError. An SLO that cannot be met is a verdict, not an error.
+            InvalidInputError, ProfileError, ProfileMismatchError: no plan can be made. An SLO that cannot be met is a
+                verdict, not an error.
         """
         from hybridindex.plans.planner import devices_of, plan_index
         from hybridindex.plans.precision import view_of_profile, view_to_plan
@@ -435,8 +436,8 @@ class Index:
             options: ``replace`` and ``progress``, see :func:`hybridindex.index.opening.save`.
 
         Raises:
-            InvalidInputError: ``path`` holds something else. StoreError: it has a control store already; or the copy
-            of the store failed, after that of the index.
+            InvalidInputError: ``path`` holds something else.
+            StoreError: it has a control store already; or the copy of the store failed, after that of the index.
         """
         from hybridindex.index import save
         from hybridindex.index.filters.write_attributes import copy_attributes

@@ -202,9 +202,10 @@ class Router(OfOneProcess):
             heir_of: or the plan to put in the place of the one in force, where there is one.
 
         Raises:
-            InvalidInputError: queries of one generation are none of the other. RouterClosedError: after :meth:`settle`
-            or :meth:`close`. And as :class:`Router`: then the generation before serves on; or the host serves the new
-            one, where devices were given back already. The call may be repeated.
+            InvalidInputError: queries of one generation are none of the other.
+            RouterClosedError: after :meth:`settle` or :meth:`close`.
+            HybridIndexError: as :class:`Router`. Then the generation before serves on; or the host serves the new one,
+                where devices were given back already. The call may be repeated.
         """
         self._refuse_own_threads("follow")
         if self._remote is not None:

@@ -252,8 +252,8 @@ class Client(OfOneProcess):
             idempotency_key: as of :meth:`add`.
 
         Raises:
-            NoDocumentsError: the index has no documents. NoEmbedderError: the daemon has not the embedder of the
-            documents that are there.
+            NoDocumentsError: the index has no documents.
+            NoEmbedderError: the daemon has not the embedder of the documents that are there.
             EmbeddingError: the embedder failed, and nothing was changed.
             InvalidInputError, BusyWritingError, BuildError: as :meth:`add`.
         """

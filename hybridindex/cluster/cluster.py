@@ -401,8 +401,9 @@ class Cluster:
         """Places lists anew by the newest profile of the index, and moves the difference, while nodes serve.
 
         Raises:
-            BuildError: another change goes on. InvalidInputError: no plan can be made. ServiceError, UnreachableError:
-            a node could not take its lists; the placement before is in force.
+            BuildError: another change goes on.
+            InvalidInputError: no plan can be made.
+            ServiceError, UnreachableError: a node could not take its lists; the placement before is in force.
         """
         manager = self._manager()
         return self._change(manager, manager.repartition.remote(), progress)

@@ -261,7 +261,8 @@ class ClusterRouter:
                 ``min_nprobe``.
             allow_partial: the least fraction of each query's work (0 < x <= 1) that an answer may rest on where nodes
                 are away or late; ``coverage`` of the answer says how much was done. None: all of it, or an error.
-            allow_ids, deny_ids: (m,) integers, the ids that may be answered, and that may not; default all, and none.
+            allow_ids: (m,) integers, the ids that may be answered; default all.
+            deny_ids: (m,) integers, those that may not; default none.
             where: a condition on attributes, as ``lang = 'en' AND year >= 2020``. With any of the three, as many lists
                 are probed as hold as many of the rows that are left as ``nprobe`` lists have rows.
 

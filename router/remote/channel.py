@@ -30,6 +30,8 @@ __all__ = ["Channel"]
 #: Of the answer that begins a channel.
 _MOST_HEAD_BYTES = 1 << 16
 _SWITCHED = re.compile(rb"HTTP/1\.1 101[ \r]")
+#: In which a connection that was made is switched to frames.
+_SWITCH_WITHIN_S = 2.0
 #: What an asking node numbers its scans up to, before it begins anew.
 _NUMBERS = 1 << 32
 
@@ -92,10 +94,10 @@ class _Wire(asyncio.Protocol):
         error = exc or ConnectionError("the node ended the connection")
         self._channel.lost(self, error, may_go_on=self._head is None)
 
-    def end(self, error: Exception) -> None:
+    def end(self, error: Exception, *, may_go_on: bool = False) -> None:
         self._error = error
         self.transport.abort()
-        self._channel.lost(self, error, may_go_on=False)
+        self._channel.lost(self, error, may_go_on=may_go_on)
 
 
 class Channel:
@@ -142,11 +144,22 @@ class Channel:
 
     async def _connect(self) -> None:
         try:
-            await self._address.connect(lambda: _Wire(self, self._request))
+            wire = await self._address.connect(lambda: _Wire(self, self._request))
         except UnreachableError as error:
-            self._settle_all(error)
-        finally:
             self._opening = None
+            if isinstance(error.__cause__, TimeoutError):
+                self._ask_again(error)
+            else:
+                self._settle_all(error)
+        else:
+            self._opening = None
+            self._loop.call_later(_SWITCH_WITHIN_S, self._is_late, wire)
+
+    def _is_late(self, wire: _Wire) -> None:
+        """The connection should be switched by now."""
+        if self._wire is wire and not self._is_open:
+            error = TimeoutError(f"the node opened no channel for scans within {_SWITCH_WITHIN_S:g} s")
+            wire.end(error, may_go_on=True)
 
     # For the connection
 
@@ -185,13 +198,20 @@ class Channel:
         if self._wire is not wire:
             return
         self._wire, self._is_open = None, False
+        if may_go_on:
+            self._ask_again(error)
+        else:
+            self._settle_all(error)
+
+    def _ask_again(self, error: Exception) -> None:
+        """Once; who was asked again already is told of ``error``."""
         left, self._asked = self._asked, {}
         for number, asked in left.items():
-            if may_go_on and not asked.again:
+            if asked.again:
+                asked.exchange.settle(0, b"", error)
+            else:
                 asked.again = True
                 self._send(number, asked)
-            else:
-                asked.exchange.settle(0, b"", error)
 
     def _settle_all(self, error: Exception) -> None:
         left, self._asked = self._asked, {}

@@ -26,6 +26,10 @@ _MOST_IDLE = 32
 #: Of one answer's headers.
 _MOST_HEADERS = 100
 
+#: In which a connection is made, TLS included. What was tried while the network was cut the system tries again only
+#: after longer and longer, and a node that answers pings on other connections may be asked meanwhile.
+_CONNECT_WITHIN_S = 2.0
+
 
 def response_parser() -> Callable[[Any], Any]:
     """What reads an answer. A daemon that is no node does without it.
@@ -182,7 +186,11 @@ class Address:
         """
         loop = asyncio.get_running_loop()
         try:
-            _, protocol = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+            async with asyncio.timeout(_CONNECT_WITHIN_S):
+                _, protocol = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+        except TimeoutError as error:
+            words = f"no connection to {self._host}:{self._port} within {_CONNECT_WITHIN_S:g} s"
+            raise UnreachableError(words) from error
         except Exception as error:
             raise UnreachableError(f"no connection to {self._host}:{self._port}: {error}") from error
         return protocol

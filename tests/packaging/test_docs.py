@@ -21,7 +21,7 @@ from hybridindex.old_paths import MOVED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-DECISIONS = sorted((ROOT / "docs/adr").glob("*.md"))
+DECISIONS = sorted((ROOT / "docs/adr").glob("0*.md"))
 #: Top folders of ours; links to rooms inside the package are not followed.
 FOLDERS = ("hybridindex", "router", "partitioner", "profiler", "migrations", "tests", "benchmarks", "examples", "docs")
 PRODUCT = FOLDERS[:5]

@@ -131,15 +131,16 @@ class Answers:
                 lacking.append(number)
             elif not any(has):
                 free.append(number)
-        sums = np.full(1, nbytes[lacking].sum())
+        # By sum: few lists have sums of their own, as all are so many rows.
+        chosen: dict[int, list[int]] = {int(nbytes[lacking].sum()): lacking}
         for number in free:
-            sums = np.concatenate([sums, sums + nbytes[number]])
-        works = (1.0 - sums / max(1, int(nbytes.sum()))).astype(np.float32) == np.float32(coverage)
-        assert works.any(), (
+            chosen = {at + int(nbytes[number]): [*lost, number] for at, lost in chosen.items()} | chosen
+        total = max(1, int(nbytes.sum()))
+        lost = next((lost for at, lost in chosen.items() if np.float32(1.0 - at / total) == np.float32(coverage)), None)
+        assert lost is not None, (
             f"it lacks {nbytes[lacking].sum()} of {nbytes.sum()} bytes, and maybe some of {nbytes[free]}"
         )
-        chosen = int(np.flatnonzero(works)[0])
-        return probes[[*lacking, *(number for at, number in enumerate(free) if chosen >> at & 1)]]
+        return probes[lost]
 
     def _compared(self, query: F32, probes: I64, k: int, nprobe: int) -> tuple[IVFIndex, F32, I64]:
         """What an answer is the best of: an index, the transformed query (1, d), and its lists there (1, p)."""

@@ -55,7 +55,7 @@ _SOON_S, _SILENT_S = 1.5, 3.5
 #: Bytes that it waits for besides, where too many rows are gone: it and all before it are searched a second time.
 _AGAIN_BYTES = 1e8
 #: With a deadline and ``allow_partial``: beyond the deadline.
-_AFTER_DEADLINE_S = 2.0
+_AFTER_DEADLINE_S = 1.0
 
 _KINDS = ("hangs", "stuck", "garbles", "slow", "cut", "losing")
 
@@ -530,10 +530,12 @@ class NodesWorld:
             about: Any = node.name
             if fault in ("cut", "losing"):
                 about = frozenset((node.name, other.name))
-                getattr(self.network, fault)[about] = ends
+                links = getattr(self.network, fault)
+                links[about] = max(ends, links.get(about, 0.0))
             else:
                 node.garbled, node.slow_s = draw.choice(GARBLED), draw.choice((0.1, 1.0, 10.0))
-                setattr(node, fault, ends)
+                # A short fault does not end a long one.
+                setattr(node, fault, max(ends, getattr(node, fault)))
             self._wrong[about] = max(self._wrong.get(about, 0.0), ends + _SETTLE_S)
             if fault in ("stuck", "slow"):
                 self._dawdles[node.name] = max(self._dawdles.get(node.name, 0.0), ends + _SETTLE_S)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
 
 from hybridindex.errors import UnreachableError
+from hybridindex.router.remote import channel as channel_module
+from hybridindex.router.remote import connection
 from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.connection import Address, Exchange
 from hybridindex.router.remote.frames import ANSWER, CANCEL, HEAD_BYTES, REFUSAL, frame
@@ -243,3 +246,62 @@ def test_dropping_a_connection_fails_what_was_asked():
             assert await asked(channel, b"b") == (200, b"b", None)
 
     asyncio.run(test())
+
+
+def test_a_connection_that_is_never_switched_is_made_anew(monkeypatch):
+    monkeypatch.setattr(channel_module, "_SWITCH_WITHIN_S", 0.1)
+
+    class HangsAtFirst(Server):
+        async def serve(self, reader, writer):
+            if not self.requests:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                await reader.read()
+                writer.close()
+            else:
+                await super().serve(reader, writer)
+
+    async def never(reader, writer):
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()
+        writer.close()
+
+    async def test():
+        async with serving(HangsAtFirst(echo)) as channel:
+            assert await asked(channel, b"a") == (200, b"a", None)
+        listening = await asyncio.start_server(never, "127.0.0.1", 0)
+        async with listening:
+            channel = Channel(
+                asyncio.get_running_loop(), Address(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None)
+            )
+            assert "opened no channel" in str((await asked(channel, b"b"))[2])
+            assert len(requests) == 2  # asked again once
+            channel.close()
+
+    requests = []
+    asyncio.run(test())
+
+
+def test_a_connection_that_nobody_takes_is_an_error_soon(monkeypatch):
+    """As while the network is cut: nothing answers, and the system tries for minutes."""
+    monkeypatch.setattr(connection, "_CONNECT_WITHIN_S", 0.3)
+
+    async def test():
+        channel = Channel(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{full.getsockname()[1]}", None))
+        status, _, error = await asked(channel, b"a")
+        assert (status, type(error)) == (0, UnreachableError)
+        assert "within 0.3 s" in str(error)
+        channel.close()
+
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        # They take the places of those who wait to be accepted.
+        waiting = [socket.socket() for _ in range(4)]
+        try:
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            asyncio.run(test())
+        finally:
+            for each in waiting:
+                each.close()

@@ -92,6 +92,8 @@ class Changing:
                 self.states.withdraw()
                 raise
             number = self._made[token] = whole.live.number
+            # What nobody added yet, nobody replaces: its user would be told that the ids are there.
+            self._ever += [each for each in ids[:10] if each not in self._ever]
             if number != self.states.newest:
                 self._fail(f"change {self.states.newest} has number {number}")
             if self._draw.random() < 0.1 and whole.live.rewrite(least_bytes=1):
@@ -152,7 +154,6 @@ class Changing:
             ids = draw.sample(near, draw.choice((30, 150)))
         else:
             ids = draw.sample(near[:30], n)
-        self._ever += [each for each in ids[:10] if each not in self._ever]
         self._n_tokens += 1
         goes = kind in ("delete", "many")
         if not ids:

@@ -81,7 +81,7 @@ class Network:
 
     async def _dial(self, loop: SimLoop, name: str, make: Callable[[], Any], port: int) -> tuple[Any, Any]:
         link = frozenset((name, self._names[port]))
-        takes_s = self.due(link) - self._sim.now
+        takes_s = self._tried_again(link) + self.due(link) - max(self._sim.now, self.cut.get(link, 0.0))
         await asyncio.sleep(min(takes_s, _CONNECT_S))
         if takes_s > _CONNECT_S:
             raise OSError("no answer")
@@ -94,6 +94,13 @@ class Network:
         far.call(lambda: far.open(make_there()))
         near.open(protocol := make())
         return near, protocol
+
+    def _tried_again(self, link: frozenset[str]) -> float:
+        """Seconds until what asks for a connection is sent and not lost: as systems do, after 1, 3, 7, 15 s."""
+        after_s, waits_s = 0.0, 1.0
+        while self._sim.now + after_s < self.cut.get(link, 0.0):
+            after_s, waits_s = after_s + waits_s, 2 * waits_s
+        return after_s
 
     def forget(self, end: End) -> None:
         self._ends.pop(end, None)
