@@ -5,6 +5,7 @@ Steps that were done are kept beside the output and not done again: data, index,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -21,6 +22,8 @@ from hybridindex.demo import cache
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
+from hybridindex.demo.projection import PROJECTION_RECIPE, Projection, check_hardware, project
+from hybridindex.demo.same_answers import Lookaheads, SameAnswers, compare_answers, measure_lookahead
 from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
@@ -33,9 +36,11 @@ Progress = Callable[[str, int, int | None], None]
 
 NLIST = 1300
 N_CALIBRATION = 4000
+#: Of the test half, for the second act.
+N_COMPARED = 2000
 RECALL = 0.95
 BUDGET_BYTES = 64 << 20
-SECONDS_PER_RATE = 5.0
+SECONDS_PER_RATE = 3.0
 #: The planned rate over the highest that the host alone sustains: headroom, as an operator would plan it. The scan
 #: shares lists within a batch, so the host sustains the highest rates only in batches too large for any SLO.
 OVERLOAD = 0.5
@@ -68,14 +73,20 @@ class DemoResult:
     plan: Plan
     load: tuple[PolicyLoad, ...]
     notes: tuple[str, ...]
+    #: The second act, and the third.
+    same: SameAnswers
+    lookahead: Lookaheads | None
+    projection: Projection
 
 
-def run_demo(output: Path, *, device: str, progress: Progress, say: Callable[[str], None]) -> DemoResult:
+def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, say: Callable[[str], None]) -> DemoResult:
     """Runs the demo into ``output`` on ``device``: auto, cuda:N, or cpu for the stand-in. ``say`` is given sentences.
+    ``hardware``: what the last act is projected for, such as h100.
 
     Raises:
         HybridIndexError: a step failed; steps before it are kept.
     """
+    check_hardware(hardware)
     filesystem.make_folder(output, parents=True, exist_ok=True)
     name, label = _choose_device(device)
     data = load_dataset(output.parent / "cache", progress=progress)
@@ -90,12 +101,16 @@ def run_demo(output: Path, *, device: str, progress: Progress, say: Callable[[st
     notes = [*_forced_note(plan), *_stale_note(index, plan, test)]
     for note in notes:
         say(note)
+    rows = np.concatenate(list(data.iter_centered()))
     return DemoResult(
         index=index,
         data=data,
         device=label,
         profile=profile,
         plan=plan,
+        same=compare_answers(index, plan, name, test[:N_COMPARED], rows, progress),
+        lookahead=measure_lookahead(index, plan, name, rows, progress),
+        projection=_project(profile, hardware, output / "projection.json", progress),
         load=tuple(_serve(index, plan, name, test, progress)),
         notes=(*data.notes, *_stand_in_note(label), *notes),
     )
@@ -211,6 +226,18 @@ def _plan(index: hx.Index, profile: Profile) -> Plan:
         plan = index.plan(slo_ms, BUDGET_BYTES, profile, rate_qps=rate, coverage=FORCED_COVERAGE)
     index.apply_plan(plan, force=True)
     return plan
+
+
+def _project(profile: Profile, hardware: str, kept: Path, progress: Progress) -> Projection:
+    """What was projected from this profile already, or is now."""
+    made_from = {"recipe": PROJECTION_RECIPE, "hardware": hardware, "profiled": profile.created_at}
+    with contextlib.suppress(ValueError, KeyError, TypeError, HybridIndexError):
+        record = json.loads(filesystem.read_bytes(kept))
+        if record["made_from"] == made_from:
+            return Projection(**record["projection"])
+    made = project(profile, hardware, progress)
+    cache.write_json(kept, {"made_from": made_from, "projection": made.to_data()})
+    return made
 
 
 def _two_digits(value: float) -> float:

@@ -13,6 +13,7 @@ from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import rate_in_words
 from hybridindex.report import tables
+from hybridindex.report.acts import Act
 from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check
 from hybridindex.report.fig_load import draw_load
 from hybridindex.report.fig_plan import draw_hit_rate, draw_slo
@@ -46,6 +47,7 @@ def write_report(
     notes: Sequence[str] = (),
     devices: Sequence[str] = (),
     title: str = "",
+    acts: Sequence[Act] = (),
 ) -> ReportFiles:
     """Draws all pictures and writes ``report.html`` and the PNGs into ``out_dir``.
 
@@ -60,6 +62,7 @@ def write_report(
         notes: sentences on the data that a reader must know.
         devices: labels of the devices that served ``load``, besides those in the profile.
         title: of the page; by default it names the index.
+        acts: what comes before all else.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -87,6 +90,7 @@ def write_report(
             draw_prediction_check(analysis),
             draw_recall(profile),
             draw_transfers(profile),
+            *(picture for act in acts for picture in act.pictures),
         )
     }
     heading = title or f"hybridindex report: {index_info.get('name', 'index')}"
@@ -96,7 +100,8 @@ def write_report(
         f"{index_info.get('metric', profile.metric)}; {format_bytes(profile.nbytes)} of codes. "
         f"Profiled {profile.created_at}."
     )
-    html = page(heading, under, _blocks(plan, profile, index_info, rows, notes, devices, pictures))
+    blocks = _blocks(plan, profile, index_info, rows, notes, devices, pictures)
+    html = page(heading, under, [*(block for act in acts for block in act.blocks), *blocks])
 
     target = Path(out_dir)
     pngs = []

@@ -53,7 +53,7 @@ ALLOWED = {
     # What no server imports. Policies are those of the router and the refresh.
     "studies": {"partitioner", "router", "plans", "refresh"},
     "report": {"partitioner", "studies"},
-    "demo": {"partitioner", "profiler", "rag", "tiers"},
+    "demo": {"partitioner", "profiler", "rag", "router", "studies", "tiers"},
 }
 #: The command line alone imports everything.
 ABOVE = {"cli", "__main__", "old_paths"}

@@ -73,7 +73,9 @@ class TalkOptions:
 
     pipeline: Annotated[str, typer.Option(help=f"{', '.join(PIPELINES)} or {_PIPERAG}.")] = "hyde"
     question: Annotated[str | None, typer.Option("--question", "-q", help="One question; then exit.")] = None
-    lookahead: Annotated[bool, typer.Option("--lookahead/--no-lookahead")] = True
+    lookahead: Annotated[
+        bool, typer.Option("--lookahead/--no-lookahead", help="Move lists while the LLM generates.")
+    ] = True
     record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Append to a trace.")] = None
     replay: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Say what a trace recorded; no --llm.")

@@ -40,26 +40,36 @@ def register(app: typer.Typer) -> None:
             "build/demo"
         ),
         device: Annotated[str, typer.Option(help="auto, cuda:N, or cpu for the stand-in device.")] = "auto",
+        hardware: Annotated[
+            str, typer.Option(metavar="NAMExN|FILE.jsonxN", help="What the last act is projected for.")
+        ] = "h100",
         json: Json = False,
     ) -> None:
         """Real text, real queries, from nothing: build, profile, plan, serve with and without the plan, report."""
         from hybridindex.demo.run import run_demo
         from hybridindex.report import write_report
+        from hybridindex.report.acts import acts_of_demo, hot_shares
 
         def say(text: str) -> None:
             if not json:
                 err.print(text, highlight=False, soft_wrap=True)
 
         with CliProgress(quiet=json) as progress:
-            done = run_demo(output, device=device, progress=progress, say=say)
+            done = run_demo(output, device=device, hardware=hardware, progress=progress, say=say)
         with done.index as index:
             facts = index_info(index)
         rows = [{"policy": one.policy, "device_bytes": one.device_bytes, **asdict(one.result)} for one in done.load]
         slo_ms = done.plan.request.slo_ms
+        same, projection = asdict(done.same), done.projection.to_data()
+        lookahead = None if done.lookahead is None else asdict(done.lookahead)
         summary = {
             "index": facts,
             "device": done.device,
             "plan": plan_summary(done.plan),
+            "hot": hot_shares(done.plan),
+            "same_answers": same,
+            "lookahead": lookahead,
+            "projection": projection,
             "load": rows,
             "slo_ms": slo_ms,
             "sources": [asdict(source) for source in done.data.sources],
@@ -75,6 +85,7 @@ def register(app: typer.Typer) -> None:
             notes=done.notes,
             devices=[done.device],
             title="hybridindex demo",
+            acts=acts_of_demo(done.plan, same, lookahead, projection),
         )
         emit({**summary, "report": files.html}, as_json=json, table=_table(rows, slo_ms, done.device))
         say(f"report: {files.html}\nnumbers: {output / 'summary.json'}")

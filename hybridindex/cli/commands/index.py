@@ -494,7 +494,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def export(
         index: IndexPath,
-        file: Annotated[Path, typer.Argument(metavar="FILE.faiss", show_default=False)],
+        file: Annotated[
+            Path, typer.Argument(metavar="FILE.faiss", help="To write; replaced where it exists.", show_default=False)
+        ],
         json: Json = False,
     ) -> None:
         """Write an index as a plain faiss file."""
@@ -572,7 +574,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def restore(
-        snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", show_default=False)],
+        snapshot: Annotated[
+            Path, typer.Argument(metavar="SNAPSHOT", help="Folder that snapshot wrote.", show_default=False)
+        ],
         to: NewFolder,
         json: Json = False,
     ) -> None:

@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
         cron: Annotated[
             str | None, typer.Option("--cron", help="A cron line in UTC: '0 3 * * *'.", show_default=False)
         ] = None,
-        enabled: Annotated[bool, typer.Option("--enabled/--disabled")] = True,
+        enabled: Annotated[bool, typer.Option("--enabled/--disabled", help="Whether it runs at its times.")] = True,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:

@@ -1,0 +1,161 @@
+"""What a report of the demo begins with: what is hot, the same answers wherever lists are, and what that buys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hybridindex.paging import format_bytes
+from hybridindex.partitioner.plan import Plan
+from hybridindex.report.chart_data import access_shares
+from hybridindex.report.fig_profile import draw_access
+from hybridindex.report.page import Block, picture_block, table_block, text_block
+from hybridindex.report.style import GREY, PALETTE, Picture, canvas, show_percent
+from hybridindex.report.tables import Table
+
+__all__ = ["Act", "acts_of_demo", "hot_shares"]
+
+_SHARES = (0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A part of the page, and its pictures."""
+
+    blocks: tuple[Block, ...]
+    pictures: tuple[Picture, ...]
+
+
+def hot_shares(plan: Plan) -> list[dict[str, float]]:
+    """What 5, 10 and 20 % of the bytes of the lists, hottest first, are worth: ``bytes_share``, ``lists_share``,
+    ``probes_share`` and ``work_share`` of queries that did not choose the order."""
+    analysis = plan.analysis
+    shares = access_shares(analysis)
+    nbytes = np.concatenate(([0.0], np.cumsum(analysis.profile.list_bytes[analysis.curve.order], dtype=np.float64)))
+    found = []
+    for share in _SHARES:
+        lists = float(np.interp(share, nbytes / nbytes[-1], shares.lists))
+        found.append(
+            {
+                "bytes_share": share,
+                "lists_share": lists,
+                "probes_share": shares.at(lists, shares.held_accesses),
+                "work_share": shares.at(lists, shares.held_work),
+            }
+        )
+    return found
+
+
+def acts_of_demo(
+    plan: Plan, same: Mapping[str, Any], lookahead: Mapping[str, Any] | None, projection: Mapping[str, Any]
+) -> list[Act]:
+    """
+    Args:
+        same: fields of :class:`hybridindex.demo.same_answers.SameAnswers`.
+        lookahead: fields of :class:`hybridindex.demo.same_answers.Lookaheads`.
+        projection: fields of :class:`hybridindex.demo.projection.Projection`.
+    """
+    return [_hot(plan), _same(same, lookahead), _buys(projection)]
+
+
+def _hot(plan: Plan) -> Act:
+    rows = [tuple(f"{each[name]:.0%}" for name in each) for each in hot_shares(plan)]
+    table = Table(header=("of the bytes", "of the lists", "of the probes", "of the scan work"), rows=tuple(rows))
+    said = (
+        "Queries of a real log probe few lists often. The hottest lists are worth this much to queries that did not "
+        "choose them:"
+    )
+    picture = draw_access(plan.analysis)
+    blocks = (text_block(said, heading="1. What is hot"), table_block(table), picture_block(picture))
+    return Act(blocks=blocks, pictures=(picture,))
+
+
+def _same(found: Mapping[str, Any], lookahead: Mapping[str, Any] | None) -> Act:
+    low, high = found["hit_rates"]
+    said = [
+        f"{found['queries']:,} answers were compared with plain IVF search, while {found['plans']} changes of plan put "
+        f"other lists on the device, chosen at random, and {found['lookaheads']} lookaheads brought more. "
+        f"{found['differences']:,} differed. The device scanned from {low:.0%} to {high:.0%} of a query's bytes.",
+        f"Plain IVF search itself finds {found['recall']:.1%} of the ten nearest of all rows, by comparing all of them "
+        f"for {found['brute_queries']} queries: what is lost is lost to nprobe, not to placement.",
+    ]
+    if lookahead is not None:
+        said.append(
+            f"{lookahead['pairs']} times a passage was looked ahead with, and the one that continues it was searched: "
+            f"with {format_bytes(lookahead['nbytes'])} brought at most, the device had "
+            f"{lookahead['with_lookahead']:.0%} of the bytes of the second search instead of "
+            f"{lookahead['without']:.0%}."
+        )
+    picture = _draw_same(found)
+    texts = [text_block(each) for each in said[1:]]
+    first = text_block(said[0], heading="2. The same answers, wherever lists are")
+    return Act(blocks=(first, *texts, picture_block(picture)), pictures=(picture,))
+
+
+def _draw_same(found: Mapping[str, Any]) -> Picture:
+    answers = np.asarray(found["answers"], dtype=np.float64)
+    with canvas(3.2) as drawing:
+        (axes,) = drawing.panels()
+        for at, moment in enumerate(found["changed_s"]):
+            axes.axvline(moment, color=GREY, linewidth=0.8, alpha=0.7, label="change of plan" if at == 0 else None)
+        axes.bar((np.arange(len(answers)) + 0.5) / 10, answers * 10, width=0.1, color=PALETTE[0], label="answers")
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("answers per second")
+        axes.legend(loc="lower right")
+        png = drawing.png()
+    return Picture(
+        name="same-answers",
+        title="Answers while lists move",
+        caption=f"Every one was compared with plain IVF search: {found['differences']:,} differed. Lines: from there "
+        "on other lists are on the device.",
+        png=png,
+    )
+
+
+def _buys(found: Mapping[str, Any]) -> Act:
+    rows = []
+    for policy, values in found["attainment"].items():
+        shown = ["-" if value is None else f"{value:.0%}" for value in values]
+        rows.append((policy, *shown, found["refused"].get(policy) or format_bytes(found["device_bytes"][policy])))
+    rates = [f"{rate:g}/s" for rate in found["rates"]]
+    said = (
+        f"A projection for {found['hardware']} beside {found['llm']}, and an index of "
+        f"{format_bytes(found['index_bytes'])}: the part of requests whose first token comes within "
+        f"{found['slo_ms']:.0f} ms. Nothing of it was measured on that machine."
+    )
+    picture = _draw_projection(found)
+    blocks = (
+        text_block(said, heading="3. What it buys", lead="Projected."),
+        picture_block(picture),
+        table_block(Table(header=("policy", *rates, "on the devices"), rows=tuple(rows))),
+        table_block(Table(header=(), rows=tuple(_numbered(found["assumptions"]))), folded="What it assumes"),
+    )
+    return Act(blocks=blocks, pictures=(picture,))
+
+
+def _numbered(sentences: Sequence[str]) -> list[tuple[str, str]]:
+    return [(str(number), sentence) for number, sentence in enumerate(sentences, 1)]
+
+
+def _draw_projection(found: Mapping[str, Any]) -> Picture:
+    with canvas(4.0) as drawing:
+        (axes,) = drawing.panels()
+        for number, (policy, values) in enumerate(found["attainment"].items()):
+            seen = [(rate, value) for rate, value in zip(found["rates"], values, strict=True) if value is not None]
+            if seen:
+                axes.plot(*zip(*seen, strict=True), "o-", color=PALETTE[number % len(PALETTE)], label=policy)
+        axes.set_xlabel("requests per second")
+        axes.set_ylabel("first token in time")
+        axes.set_ylim(-0.02, 1.02)
+        show_percent(axes, x=False)
+        axes.legend()
+        png = drawing.png()
+    return Picture(
+        name="projection",
+        title="Attainment against rate, projected",
+        caption=f"{found['hardware']} beside {found['llm']}, simulated from the profile of this run.",
+        png=png,
+    )
