@@ -72,7 +72,10 @@ class _Search:
         exchange = Exchange(lambda status, body, error: self._told(name, status, body, error), self._most)
 
         def on_down(error: Exception) -> None:
-            self._told(name, 0, b"", error)
+            if isinstance(error, TimeoutError):
+                self._ask_another()  # too, as it may only be busy
+            else:
+                self._told(name, 0, b"", error)
 
         self._asked[name] = (peer, exchange, loop.time(), on_down)
         peer.n_asked += 1
@@ -135,8 +138,12 @@ class _Search:
             return
         if isinstance(outcome, SearchResult):
             self.future.set_result(outcome)
-        else:
+        elif isinstance(outcome, HybridIndexError):
             self.future.set_exception(outcome)
+        else:
+            error = UnreachableError(f"no node of the cluster answers: {outcome}")
+            error.__cause__ = outcome
+            self.future.set_exception(error)
 
 
 class ClusterRouter:

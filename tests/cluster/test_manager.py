@@ -16,7 +16,7 @@ from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, read_state
-from hybridindex.errors import BuildError, InvalidInputError, ServiceError
+from hybridindex.errors import BuildError, InvalidInputError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.router import Router
 from hybridindex.service.auth import new_key
@@ -194,6 +194,26 @@ def test_a_cluster_that_begins_anew_serves_by_its_own_map(index, one_machine, tm
         queries = clustered(20, seed=5)
         with ClusterRouter({f"node-{i}": it.nodes[i].url for i in range(2)}, dim=DIM, key=KEY) as router:
             assert same(router.search(queries, K, NPROBE), one_machine(queries))
+
+
+def test_a_search_waits_for_nodes_that_say_nothing_while_no_other_is_left(index, one_machine, tmp_path):
+    """Where others take the cores, all may be silent for a while."""
+    queries = clustered(5, seed=6)
+    with running(index, tmp_path, n_nodes=2, share=1.2) as it, it.router() as router:
+        assert same(router.search(queries, K, NPROBE), one_machine(queries))
+        for node in it.nodes:
+            os.kill(node.pid, signal.SIGSTOP)
+        try:
+            found = router.submit(queries, K, NPROBE)
+            wait_until(lambda: [node["state"] for node in router.status()] == ["silent"] * 2)
+            assert not found.done()
+            urls = {f"node-{i}": node.url for i, node in enumerate(it.nodes)}
+            with ClusterRouter(urls, dim=DIM, key=KEY, timeout_s=1.5) as hasty, pytest.raises(UnreachableError):
+                hasty.search(queries, K, NPROBE)
+        finally:
+            for node in it.nodes:
+                os.kill(node.pid, signal.SIGCONT)
+        assert same(found.result(30), one_machine(queries))
 
 
 def test_lists_that_are_damaged_on_a_node_come_from_others(index, one_machine, tmp_path):
