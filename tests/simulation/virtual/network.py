@@ -19,7 +19,7 @@ from tests.simulation.virtual.scheduler import Scheduler
 __all__ = ["End", "Network"]
 
 #: After which a connection that nobody accepts is given up.
-_CONNECT_S = 3.0
+_CONNECT_S = 100.0
 #: Of what is written, and of writes on a link that loses connections.
 _IN_PIECES, _LOST = 0.2, 0.1
 _LONGEST_S = 0.1
