@@ -152,8 +152,10 @@ class Channel:
             else:
                 self._settle_all(error)
         else:
-            self._opening = None
             self._loop.call_later(_SWITCH_WITHIN_S, self._is_late, wire)
+        finally:
+            if self._opening is asyncio.current_task():
+                self._opening = None
 
     def _is_late(self, wire: _Wire) -> None:
         """The connection should be switched by now."""
