@@ -73,10 +73,10 @@ def table_block(table: Table, *, heading: str = "", folded: str = "") -> Block:
     """A table; ``folded``: the summary behind which it is hidden."""
     head = ""
     if table.header:
-        cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
+        cells = "".join(f'<th scope="col">{escape(cell)}</th>' if cell else "<td></td>" for cell in table.header)
         head = f"<thead><tr>{cells}</tr></thead>"
     body = "".join(_row(row, named=not table.header) for row in table.rows)
-    html = f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+    html = f'<div class="wide" tabindex="0"><table>{head}<tbody>{body}</tbody></table></div>'
     if folded:
         html = f"<details><summary>{escape(folded)}</summary>{html}</details>"
     return Block(html=html, heading=heading)
