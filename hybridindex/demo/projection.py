@@ -87,22 +87,19 @@ def project(profile: Profile, hardware: str, progress: Progress) -> Projection:
     attainment: dict[str, list[float | None]] = {name: [] for name in POLICIES}
     device_bytes: dict[str, int] = {}
     refused: dict[str, str] = {}
+    configured = analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=fleet.count)
     for number, rate in enumerate(rates):
         progress(f"project {hardware}", number, len(rates))
         inputs = Inputs(
-            analysis=analysis.configured(
-                page_bytes=analysis.curve.geometry.page_bytes, n_devices=fleet.count
-            ),
+            analysis=configured,
             slo_s=slo_s,
             rate=rate,
             n_devices=fleet.count,
             budget_bytes=llm.kv_cache_bytes // fleet.count,
             llm=llm,
             kv_bytes_per_token=service.model.kv_bytes_per_token(),
-        )  # fmt: skip
-        for one in compare_policies(
-            POLICIES, inputs, lambda rate: poisson(rate, _REQUESTS, seed=0), find_rate=False
-        ):  # fmt: skip
+        )
+        for one in compare_policies(POLICIES, inputs, lambda rate: poisson(rate, _REQUESTS, seed=0), find_rate=False):
             attainment[one.policy].append(None if one.outcome is None else one.outcome.attainment)
             device_bytes[one.policy] = one.index_bytes
             if one.refused:

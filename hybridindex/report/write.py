@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,8 @@ def write_report(
         f"{index_info.get('metric', profile.metric)}; {format_bytes(profile.nbytes)} of codes. "
         f"Profiled {profile.created_at}."
     )
-    blocks = _blocks(plan, profile, index_info, rows, notes, devices, pictures)
+    told = {picture.name for act in acts for picture in act.pictures}
+    blocks = _blocks(plan, profile, index_info, rows, notes, devices, pictures, told)
     html = page(heading, under, [*(block for act in acts for block in act.blocks), *blocks])
 
     target = Path(out_dir)
@@ -128,7 +129,9 @@ def _blocks(
     notes: Sequence[str],
     devices: Sequence[str],
     pictures: Mapping[str, Picture],
+    told: Container[str],
 ) -> list[Block]:
+    """``told``: pictures that stand elsewhere."""
     blocks = []
     lead, warning = _warning(profile, devices)
     if warning:
@@ -137,10 +140,8 @@ def _blocks(
     blocks += [text_block(note) for note in notes]
     blocks.append(table_block(tables.key_numbers(plan), heading="Key numbers"))
     blocks.append(pre_block(plan.explain(), heading="The plan in words"))
-    blocks.append(picture_block(pictures["slo-bytes"]))
-    blocks.append(picture_block(pictures["hit-rate"]))
-    blocks.append(picture_block(pictures["access"]))
-    blocks.append(picture_block(pictures["load"]))
+    shown = ("slo-bytes", "hit-rate", "access", "load")
+    blocks += [picture_block(pictures[name]) for name in shown if name not in told]
     if rows:
         blocks.append(table_block(tables.load_table(rows)))
     blocks.append(table_block(tables.latency_table(plan), heading="Predicted latency"))
