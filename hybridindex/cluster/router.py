@@ -42,6 +42,9 @@ _MARGIN_BYTES = 1 << 16
 _REFRESH_S = 2.0
 #: Between two attempts of a change; and the status of one whose outcome no node knows.
 _AGAIN_S, _UNKNOWN = 0.1, 502
+#: An attempt that has less left may end before a node says that nothing has changed: nodes take up to 5 s to agree on
+#: who writes.
+_ATTEMPT_S = 6.0
 
 
 class _Search:
@@ -370,6 +373,7 @@ class ClusterRouter:
     def _change(self, call: Call[dict[str, Any]], *, again: bool) -> dict[str, Any]:
         """``again``: made twice, it has the effect of one."""
         ends_s = time.monotonic() + self._timeout_s
+        last_s = ends_s - min(_ATTEMPT_S, self._timeout_s / 4)
         tried: set[str] = set()
         while True:
             asked: Future[tuple[int, bytes]] = Future()
@@ -393,7 +397,7 @@ class ClusterRouter:
                 # Another process writes: a node that was lost, and may end soon.
                 busy = isinstance(found, OverloadedError | BusyWritingError) or type(found) is BuildError
                 may_repeat = again if status == _UNKNOWN else busy
-            if not may_repeat or time.monotonic() > ends_s - _AGAIN_S:
+            if not may_repeat or time.monotonic() > last_s:
                 raise problem
             time.sleep(_AGAIN_S)
             if len(tried) >= len(self._peers):

@@ -48,7 +48,7 @@ class NodeWrites:
             key: as of :meth:`key_of`.
 
         Raises:
-            OverloadedError: no node writes now. ProblemError: that node's; or it was lost meanwhile.
+            OverloadedError: no node writes now, or the client has left. ProblemError: that node's; or it was lost meanwhile.
         """
         query = request.scope["query_string"].decode("ascii")
         target = f"{request.scope['path']}?{query}" if query else request.scope["path"]
@@ -74,6 +74,8 @@ class NodeWrites:
             if time.monotonic() > ends_s:
                 raise OverloadedError("no node of the cluster writes now: nothing has changed", retry_after_s=1)
             await asyncio.sleep(_AGAIN_S)
+            if await request.is_disconnected():  # who asked believes that nothing was made, or asks again
+                raise OverloadedError("nobody waits for the change any more: nothing has changed", retry_after_s=1)
 
     async def _ask(self, writer: str, target: str, body: bytes, kind: str, lines: str) -> bytes | Problem | None:
         """Its answer, or what it says instead; None: it was not reached."""
