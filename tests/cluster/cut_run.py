@@ -24,7 +24,7 @@ from hybridindex.router import Router
 from hybridindex.service.auth import new_key
 from hybridindex.types import SearchResult
 from tests.cluster.namespaces import Machine, make_bridge
-from tests.cluster.searches import K, NPROBE, Load, same, wait_until
+from tests.cluster.searches import NPROBE, K, Load, same, wait_until
 from tests.clustered import DIM, clustered, small_index
 
 N, NLIST, KEY = 4000, 64, new_key()
@@ -95,6 +95,7 @@ def one_is_cut_off(it: Cut) -> None:
             with it.router(2) as own:
                 queries = clustered(3, seed=5)
                 part = own.search(queries, K, NPROBE, allow_partial=0.01)
+                assert part.coverage is not None
                 said = {"coverage": part.coverage.tolist(), "search": "", "write": ""}
                 for name, ask in (
                     ("search", lambda: own.search(queries, K, NPROBE)),

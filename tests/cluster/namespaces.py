@@ -1,7 +1,7 @@
 """Machines with a network of their own, as network namespaces on this one: one bridge, and an address for each.
 
-Only inside a process that ``unshare --user --map-root-user --net`` started: there it is root, and changes no network but
-its own. All of it ends with the process.
+Only inside a process that ``unshare --user --map-root-user --net`` started: there it is root, and changes no network
+but its own. All of it ends with the process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_bridge() -> None:
 
 
 class Machine:
-    """A namespace with one interface, ``eth0``. It has one thread; what that starts, threads and processes, is in it."""
+    """A namespace with one interface, ``eth0``, and one thread; what that starts, threads and processes, is in it."""
 
     def __init__(self, number: int) -> None:
         self.host, self._link = f"10.77.0.{10 + number}", f"m{number}"

@@ -48,7 +48,8 @@ class NodeWrites:
             key: as of :meth:`key_of`.
 
         Raises:
-            OverloadedError: no node writes now, or the client has left. ProblemError: that node's; or it was lost meanwhile.
+            OverloadedError: no node writes now, or the client has left.
+            ProblemError: that node's; or it was lost meanwhile.
         """
         query = request.scope["query_string"].decode("ascii")
         target = f"{request.scope['path']}?{query}" if query else request.scope["path"]
