@@ -21,8 +21,9 @@ from benchmarks.service.cluster.answers import measure_answers
 from benchmarks.service.cluster.changes import measure_changes
 from benchmarks.service.cluster.failures import measure_hang, measure_kill
 from benchmarks.service.cluster.nodes import Workload, make_workload
+from benchmarks.service.cluster.rate import measure_rate
 from benchmarks.service.cluster.routing import measure_routing
-from benchmarks.service.cluster.spread import measure_fan_out, measure_rate
+from benchmarks.service.cluster.spread import measure_fan_out
 
 _PARTS = ("answers", "changes", "routing", "hang", "kill", "fan_out", "rate")
 
@@ -73,7 +74,9 @@ def main() -> None:
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "fan_out": lambda w, f: measure_fan_out(w, f, queries=300 if quick else 3000),
-            "rate": lambda w, f: measure_rate(w, f, seconds=1.5 if quick else 5.0),
+            "rate": lambda w, f: measure_rate(
+                w, f, seconds=1.5 if quick else 6.0, nprobes=(args.nprobe, args.nlist)[quick:]
+            ),
         }
         index = {
             "vectors": len(workload.vectors), "dim": args.dim, "nlist": args.nlist, "nprobe": args.nprobe,

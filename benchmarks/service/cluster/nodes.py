@@ -22,7 +22,7 @@ from hybridindex.partitioner.nodes.node_plan import NodePlan, holders_of
 from hybridindex.service.auth import new_key
 from hybridindex.types import F32
 
-__all__ = ["Nodes", "RandomManager", "Workload", "make_workload", "mixed_queries", "nodes", "pin", "until"]
+__all__ = ["Nodes", "RandomManager", "Workload", "make_workload", "mixed_queries", "nodes", "until"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +183,3 @@ def until(holds: Callable[[], bool], limit_s: float) -> float:
             raise TimeoutError(f"what was waited for did not come within {limit_s:g} s")
         time.sleep(0.01)
     return time.monotonic() - began
-
-
-def pin(pid: int, cores: set[int]) -> None:
-    """All threads of a process to these cores; those that it starts later inherit them."""
-    for task in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(task), cores)

@@ -1,0 +1,51 @@
+"""Processes that get a fixed part of a core, by the kernel's control groups (version 1 or 2)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+__all__ = ["quotas"]
+
+#: A process that has used its part waits for the next period.
+_PERIOD_US = 4000
+_ROOT = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def quotas(pids: Sequence[int], cores: float) -> Iterator[None]:
+    """Each process, with all of its threads, runs at most ``cores`` of the time of a core.
+
+    Raises:
+        OSError: this machine lets us make no control groups.
+    """
+    first = _ROOT / "cpu" / "cgroup.procs"
+    parent = first.parent if first.exists() else _ROOT
+    quota_us = round(cores * _PERIOD_US)
+    with ExitStack() as ending:
+        for pid in pids:
+            group = parent / f"hybridindex-{os.getpid()}-{pid}"
+            group.mkdir()
+            ending.callback(_remove, group, parent)
+            if first.exists():
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            else:
+                (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+
+
+def _remove(group: Path, parent: Path) -> None:
+    for pid in (group / "cgroup.procs").read_text().split():
+        (parent / "cgroup.procs").write_text(pid)
+    for _ in range(100):  # a process that has just ended is in it for a moment
+        try:
+            group.rmdir()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return

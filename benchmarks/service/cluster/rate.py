@@ -1,0 +1,113 @@
+"""The rate that more nodes bring: each with one thread, and the same part of a core."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.measure import show
+from benchmarks.common.quota import quotas
+from benchmarks.service.cluster.load import Load
+from benchmarks.service.cluster.nodes import Workload, mixed_queries, nodes
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.types import F32
+
+__all__ = ["measure_rate"]
+
+#: An SLO below is of this machine's clock rather than of the nodes.
+_LEAST_SLO_S = 0.025
+#: Nodes and replicas; four at most, so that each may have the same part of a core.
+_CLUSTERS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2))
+_MOST_NODES = 4
+
+
+def measure_rate(
+    workload: Workload, folder: Path, *, seconds: float, nprobes: tuple[int, ...], attainment: float = 0.95
+) -> dict[str, Any]:
+    """The highest rate with ``attainment`` at five times the median of one node without load, 25 ms at least.
+
+    Each daemon has one thread and a fifth less than its share of the cores, which leaves the rest to the client.
+    """
+    queries = mixed_queries(workload.centres, 4096, seed=13)
+    share = 0.8 * len(os.sched_getaffinity(0)) / _MOST_NODES
+    rows: list[dict[str, Any]] = []
+    for nprobe in nprobes:
+        slo_s = one = most = 0.0
+        for n, replicas in _CLUSTERS:
+            name = folder / f"rate-{nprobe}-{n}-{replicas}"
+            with nodes(workload, name, n, replicas=replicas, options=("--threads", "1")) as cluster:
+                pids = [process.pid for process in cluster.processes.values()]
+                with quotas(pids, share), cluster.router() as router:
+                    alone_s = _alone(router, queries, nprobe)
+                    slo_s = slo_s or max(5 * alone_s, _LEAST_SLO_S)
+                    most = most or 1 / alone_s
+                    tried = _highest(router, queries, nprobe, slo_s, seconds, attainment, 1.25 * n * most)
+            # The highest that held; a lower one may have failed twice by chance.
+            rate = max((each["rate"] for each in tried if each["attainment"] >= attainment), default=0.0)
+            one = one or rate
+            rows.append(
+                {
+                    "nprobe": nprobe,
+                    "nodes": n,
+                    "replicas": replicas,
+                    "alone_ms": 1e3 * alone_s,
+                    "slo_ms": 1e3 * slo_s,
+                    "rate": rate,
+                    "of_linear": rate / (n * one) if one else 0.0,
+                    "tried": tried,
+                }
+            )
+    show(
+        f"searches/s with {attainment:.0%} within the SLO; {share:.2f} of a core for each node",
+        ("nprobe", "nodes", "replicas", "one search alone ms", "SLO ms", "searches/s", "of linear"),
+        [
+            tuple(r[name] for name in ("nprobe", "nodes", "replicas", "alone_ms", "slo_ms", "rate", "of_linear"))
+            for r in rows
+        ],
+    )
+    return {"attainment": attainment, "cores_of_a_node": share, "rows": rows}
+
+
+def _alone(router: ClusterRouter, queries: F32, nprobe: int) -> float:
+    taken = []
+    for query in queries[:200]:
+        began = time.perf_counter()
+        router.search(query, 10, nprobe)
+        taken.append(time.perf_counter() - began)
+    return float(np.median(taken[50:]))
+
+
+def _highest(
+    router: ClusterRouter, queries: F32, nprobe: int, slo_s: float, seconds: float, attainment: float, most: float
+) -> list[dict[str, float]]:
+    """Halves the interval below ``most`` six times; what fails is tried once more."""
+    tried: list[dict[str, float]] = []
+
+    def holds(rate: float) -> bool:
+        return once(rate) or once(rate)
+
+    def once(rate: float) -> bool:
+        load = Load(router, queries, rate, nprobe)
+        time.sleep(seconds)
+        taken = load.end()
+        # The first half second is the connections'.
+        settled = taken.seconds[taken.due_s > taken.due_s[0] + 0.5]
+        tried.append(
+            {
+                "rate": rate,
+                "attainment": float((settled <= slo_s).mean()),
+                "p50_ms": 1e3 * float(np.median(settled)),
+                "p99_ms": 1e3 * float(np.percentile(settled, 99, method="lower")),
+            }
+        )
+        return tried[-1]["attainment"] >= attainment
+
+    low, high = 0.0, most
+    for _ in range(6):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return tried
