@@ -23,7 +23,7 @@ PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz docs bench figures clean
+.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint recipes wheel-check sanitize neon fuzz docs bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-ecosystem  stores and retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
+	@echo "make recipes      the Helm chart by helm, workflows and containers by their schemas; or NOT VERIFIED"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
 	@echo "make neon         the native scan compiled for 64-bit Arm, in an emulator; or NOT VERIFIED"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
@@ -109,6 +110,9 @@ lint: $(VENV)/.test
 
 wheel-check: $(BIN)/python
 	PYTHON=$(abspath $(BIN))/python sh tests/packaging/check_wheel.sh
+
+recipes: $(VENV)/.test
+	PYTHON=$(abspath $(BIN))/python sh tests/packaging/recipes.sh build/recipes
 
 sanitize: $(VENV)/.test
 	PYTHON=$(abspath $(BIN))/python sh tests/native/sanitize.sh $(SANITIZE)
