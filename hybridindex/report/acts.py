@@ -105,13 +105,13 @@ def _draw_same(found: Mapping[str, Any]) -> Picture:
         axes.set_xlabel("seconds")
         axes.set_ylabel("answers per second")
         axes.legend(loc="lower right")
-        png = drawing.png()
+        drawn = drawing.drawn()
     return Picture(
         name="same-answers",
         title="Answers while lists move",
         caption=f"Every one was compared with plain IVF search: {found['differences']:,} differed. Lines: from there "
         "on other lists are on the device.",
-        png=png,
+        drawn=drawn,
     )
 
 
@@ -152,10 +152,10 @@ def _draw_projection(found: Mapping[str, Any]) -> Picture:
         axes.set_ylim(-0.02, 1.02)
         show_percent(axes, x=False)
         axes.legend()
-        png = drawing.png()
+        drawn = drawing.drawn()
     return Picture(
         name="projection",
         title="Attainment against rate, projected",
         caption=f"{found['hardware']} beside {found['llm']}, simulated from the profile of this run.",
-        png=png,
+        drawn=drawn,
     )

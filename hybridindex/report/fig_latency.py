@@ -44,11 +44,11 @@ def draw_latency_fit(analysis: Analysis) -> Picture:
     ]
     if not fits:
         caption = "Full host scans and coarse quantization were not measured by batch size."
-        return Picture(name="latency-fit", title="Host latency by batch", caption=caption, png=None)
+        return Picture(name="latency-fit", title="Host latency by batch", caption=caption, drawn=None)
     with canvas(4.0) as drawing:
         for axes, (title, fit, color) in zip(drawing.panels(len(fits)), fits, strict=True):
             _fit_panel(axes, title, fit, color)
-        png = drawing.png()
+        drawn = drawing.drawn()
     profile = analysis.profile
     top = int(min(fit.measured_to for _, fit, _ in fits))
     return Picture(
@@ -58,7 +58,7 @@ def draw_latency_fit(analysis: Analysis) -> Picture:
         f"{profile.scanner}), lines the fitted medians: coarse quantization is piecewise linear in the batch size, the "
         f"scan follows its bytes ({analysis.latency.host.model.name} model). Dashed, on grey: beyond batch {top:,} "
         "nothing was measured, and every prediction there is marked as extrapolated. Both axes are logarithmic.",
-        png=png,
+        drawn=drawn,
     )
 
 
@@ -92,7 +92,7 @@ def draw_prediction_check(analysis: Analysis) -> Picture:
     ]
     if not checks:
         caption = "Scans with resident lists masked were not measured."
-        return Picture(name="latency-check", title="Predicted against measured latency", caption=caption, png=None)
+        return Picture(name="latency-check", title="Predicted against measured latency", caption=caption, drawn=None)
     words = []
     with canvas(3.9) as drawing:
         panels = drawing.panels(2)
@@ -107,7 +107,7 @@ def draw_prediction_check(analysis: Analysis) -> Picture:
         colors = panels[0].collections[-1]
         bar = drawing.figure.colorbar(colors, ax=panels, pad=0.02, format=lambda v, _: f"{v:.0%}")
         bar.set_label("resident lists")
-        png = drawing.png()
+        drawn = drawing.drawn()
     model = analysis.latency.host
     return Picture(
         name="latency-check",
@@ -115,7 +115,7 @@ def draw_prediction_check(analysis: Analysis) -> Picture:
         caption=f"Each dot is one timed run; on the line the prediction is exact, the grey band is ±20%. "
         f"{' '.join(words)} The scan model was fitted to this machine's runs; on runs it had not seen, its median "
         f"error was {model.errors[model.model.name]:.1%} (cross-validation).",
-        png=png,
+        drawn=drawn,
     )
 
 

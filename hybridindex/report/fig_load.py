@@ -25,7 +25,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
     """Every policy at every rate: p50, p95, p99, and the share of requests answered within the SLO."""
     if not rows:
         caption = "No load test was run for this report: hybridindex bench runs one."
-        return Picture(name="load", title="Under load", caption=caption, png=None)
+        return Picture(name="load", title="Under load", caption=caption, drawn=None)
     rates = sorted({row.rate for row in rows})
     policies = list(dict.fromkeys(row.policy for row in rows))
     gap = 0.8 / max(len(policies), 1)
@@ -83,7 +83,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
             for marker, name in zip(MARKERS, ("p50", "p95", "p99"), strict=False)
         ]
         drawing.figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
-        png = drawing.png()
+        drawn = drawing.drawn()
     return Picture(
         name="load",
         title="Under load",
@@ -91,5 +91,5 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
         "request was due. Each bar runs from the median to the 99th percentile on a logarithmic axis; shorter and "
         f"lower is better, and the dashed lines are the SLO and the share of requests ({percentile:g}%) that should "
         "meet it.",
-        png=png,
+        drawn=drawn,
     )

@@ -33,7 +33,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
     check = hit_rate_check(plan.analysis)
     if check is None:
         caption = "Too few held-back queries were profiled to predict from one half and measure on the other."
-        return Picture(name="hit-rate", title="Hit rate by coverage", caption=caption, png=None)
+        return Picture(name="hit-rate", title="Hit rate by coverage", caption=caption, drawn=None)
     beta_apart = check.model != "beta"
     with canvas(5.0) as drawing:
         from matplotlib.lines import Line2D
@@ -72,7 +72,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
         axes.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, handlelength=2.2, fontsize=8.5
         )
-        png = drawing.png()
+        drawn = drawing.drawn()
     own, beta = check.errors(check.predicted_at_marks), check.errors(check.beta_at_marks)
     none = "" if plan.resident_lists.size else " The plan keeps no list on a device."
     left = f" Batches of {', '.join(map(str, check.left_out))} need more queries." if check.left_out else ""
@@ -84,7 +84,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
         "queries, as the average over random batches; neither half chose which lists are hot. A batch waits for its "
         "slowest query, so the lower lines decide latency. Absolute error at the marks: "
         f"{_MODEL_WORDS[check.model]} model median {np.median(own):.3f}, worst {own.max():.3f}{compared}.{left}{none}",
-        png=png,
+        drawn=drawn,
     )
 
 
@@ -160,7 +160,7 @@ def draw_slo(plan: Plan) -> Picture:
         axes.set_ylabel(f"device memory ({unit})")
         axes.set_title("What an SLO costs")
         legend_below(axes, 3)
-        png = drawing.png()
+        drawn = drawing.drawn()
     load = f"at {rate_in_words(plan.rate_qps)}" if plan.rate_qps is not None else "for single queries"
     if need.smallest_slo_ms is not None:
         bound = f"Within the budget, SLOs from about {need.smallest_slo_ms:.3g} ms on can be met"
@@ -178,5 +178,5 @@ def draw_slo(plan: Plan) -> Picture:
         caption=f"The fewest device bytes (pages and scratch) that meet each SLO {load}, solved as if memory had no "
         f"limit; the plan takes {format_bytes(plan.device_bytes)} for {request.slo_ms:g} ms. {bound}; hatched is "
         f"infeasible. To the right the curve falls to zero where the host alone is fast enough.{how}",
-        png=png,
+        drawn=drawn,
     )

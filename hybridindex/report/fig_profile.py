@@ -75,7 +75,7 @@ def draw_access(analysis: Analysis) -> Picture:
         axes.set_title("How unevenly lists are used")
         show_percent(axes)
         axes.legend(loc="lower right")
-        png = drawing.png()
+        drawn = drawing.drawn()
     excess = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
     caption = (
         f"The hottest 20% of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
@@ -84,7 +84,7 @@ def draw_access(analysis: Analysis) -> Picture:
         f"order, {_apart(excess)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
         "reports for its data."
     )
-    return Picture(name="access", title="Access skew", caption=caption, png=png)
+    return Picture(name="access", title="Access skew", caption=caption, drawn=drawn)
 
 
 def _passes(shares: AccessShares, value: float) -> bool:
@@ -106,7 +106,7 @@ def draw_recall(profile: Profile) -> Picture:
     points = sorted(profile.recall, key=lambda p: p.nprobe)
     if not points:
         caption = "Recall was not measured: the profile has no points of recall against nprobe."
-        return Picture(name="recall", title="Answer quality", caption=caption, png=None)
+        return Picture(name="recall", title="Answer quality", caption=caption, drawn=None)
     nprobe = [p.nprobe for p in points]
     with canvas(3.7) as drawing:
         (axes,) = drawing.panels()
@@ -131,7 +131,7 @@ def draw_recall(profile: Profile) -> Picture:
         axes.set_title("Quality against lists scanned")
         show_percent(axes, x=False)
         axes.legend(loc="lower right" if rightwards else "upper left")
-        png = drawing.png()
+        drawn = drawing.drawn()
     chosen = [p for p in points if p.nprobe == profile.nprobe]
     at = (
         f"At nprobe {profile.nprobe} recall@{chosen[0].k} is {chosen[0].recall:.3f}, NDCG {chosen[0].ndcg:.3f}. "
@@ -143,7 +143,7 @@ def draw_recall(profile: Profile) -> Picture:
         title="Answer quality",
         caption=f"{at}Measured against {_reference(profile)} on {points[0].n_queries:,} held-back "
         "queries. Every other figure here holds for this nprobe; placement never changes answers.",
-        png=png,
+        drawn=drawn,
     )
 
 
@@ -159,7 +159,7 @@ def draw_transfers(profile: Profile) -> Picture:
     samples = [t for t in profile.transfers if t.nbytes > 0 and t.seconds > 0]
     if not samples:
         caption = "Transfers were not measured: no device took part in the profile."
-        return Picture(name="transfers", title="Transfers", caption=caption, png=None)
+        return Picture(name="transfers", title="Transfers", caption=caption, drawn=None)
     rates: list[str] = []
     with canvas(3.9) as drawing:
         (axes,) = drawing.panels()
@@ -189,12 +189,12 @@ def draw_transfers(profile: Profile) -> Picture:
         axes.set_ylabel("time of one copy")
         axes.set_title("Copy time, host to device")
         axes.legend(loc="upper left")
-        png = drawing.png()
+        drawn = drawing.drawn()
     total, total_unit = byte_unit(max(t.nbytes for t in samples))
     return Picture(
         name="transfers",
         title="Transfers",
         caption="Time of a copy against its size; lines are latency plus bytes over bandwidth. "
         f"{'; '.join(rates)}. Measured up to {max(t.nbytes for t in samples) / total:.3g} {total_unit}.",
-        png=png,
+        drawn=drawn,
     )

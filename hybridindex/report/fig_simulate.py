@@ -35,10 +35,10 @@ def draw_simulated(found: Sequence[Compared], *, slo_ms: float) -> Picture:
         show_percent(axes, x=False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=9)
-        png = drawing.png()
+        drawn = drawing.drawn()
     return Picture(
         name="simulated",
         title=f"Simulated {what}",
         caption="Distribution over all simulated requests.",
-        png=png,
+        drawn=drawn,
     )

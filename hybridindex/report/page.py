@@ -45,6 +45,7 @@ th, td { text-align: left; vertical-align: top; padding: 5px 10px 5px 0; border-
 td, tbody th { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 tbody th { font-weight: 600; width: 14rem; }
 thead th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+a { color: var(--good); }
 summary { cursor: pointer; padding: 6px 0; }
 @media print { main { max-width: none; } figure, table { break-inside: avoid; } }
 """
@@ -89,12 +90,14 @@ def _row(cells: Sequence[str], *, named: bool) -> str:
 
 def picture_block(picture: Picture) -> Block:
     """A figure with its caption, or a sentence on what is missing."""
-    if picture.png is None:
+    if picture.drawn is None:
         return Block(html=f'<p class="missing">Not measured. {escape(picture.caption)}</p>', heading=picture.title)
-    data = base64.b64encode(picture.png).decode("ascii")
+    png, csv = (base64.b64encode(data).decode("ascii") for data in (picture.drawn.png, picture.drawn.csv.encode()))
     return Block(
-        html=f'<figure><img alt="{escape(picture.title)}: described below" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>",
+        html=f'<figure><img alt="{escape(picture.title)}: described below" src="data:image/png;base64,{png}">'
+        f"<figcaption>{escape(picture.caption)} "
+        f'<a download="{escape(picture.name)}.csv" href="data:text/csv;base64,{csv}" '
+        f'aria-label="{escape(picture.title)}: numbers as CSV">Numbers as CSV</a></figcaption></figure>',
         heading=picture.title,
     )
 

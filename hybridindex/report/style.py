@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hybridindex.errors import MissingDependencyError, how_to_install
+from hybridindex.report.csv_data import csv_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ __all__ = [
     "PURPLE",
     "VERMILLION",
     "Canvas",
+    "Drawn",
     "Picture",
     "byte_unit",
     "canvas",
@@ -90,6 +92,15 @@ _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure, and the numbers that it shows."""
+
+    png: bytes
+    #: As of :func:`hybridindex.report.csv_data.csv_of`.
+    csv: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """One figure of the report, or why there is none."""
 
@@ -99,7 +110,7 @@ class Picture:
     #: Plain text for the reader.
     caption: str
     #: ``None``: not measured; ``caption`` says what is missing.
-    png: bytes | None
+    drawn: Drawn | None
 
 
 class Canvas:
@@ -118,6 +129,9 @@ class Canvas:
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
         return buffer.getvalue()
+
+    def drawn(self) -> Drawn:
+        return Drawn(png=self.png(), csv=csv_of(self.figure))
 
 
 def require_matplotlib() -> None:

@@ -35,6 +35,8 @@ class ReportFiles:
     html: Path
     #: In the order of the report.
     pngs: list[Path]
+    #: The numbers of each picture.
+    csvs: list[Path]
 
 
 def write_report(
@@ -49,10 +51,10 @@ def write_report(
     title: str = "",
     acts: Sequence[Act] = (),
 ) -> ReportFiles:
-    """Draws all pictures and writes ``report.html`` and the PNGs into ``out_dir``.
+    """Draws all pictures and writes ``report.html``, a PNG and a CSV of each into ``out_dir``.
 
-    The HTML contains its pictures; the PNGs are for other documents. PNGs of an earlier report that this one lacks are
-    removed.
+    The HTML contains its pictures and their numbers; the other files are for other documents. Those of an earlier
+    report that this one lacks are removed.
 
     Args:
         out_dir: created if missing.
@@ -105,20 +107,23 @@ def write_report(
     html = page(heading, under, [*(block for act in acts for block in act.blocks), *blocks])
 
     target = Path(out_dir)
-    pngs = []
+    pngs, csvs = [], []
     try:
         filesystem.make_folder(target, parents=True, exist_ok=True)
         for picture in pictures.values():
-            if picture.png is not None:
+            if picture.drawn is not None:
                 pngs.append(target / f"{picture.name}.png")
-                filesystem.replace_file(pngs[-1], picture.png)
+                filesystem.replace_file(pngs[-1], picture.drawn.png)
+                csvs.append(target / f"{picture.name}.csv")
+                filesystem.replace_file(csvs[-1], picture.drawn.csv)
         filesystem.replace_file(target / HTML_NAME, html)
         for picture in pictures.values():
-            if picture.png is None:
-                filesystem.unlink(target / f"{picture.name}.png", missing_ok=True)
+            if picture.drawn is None:
+                for suffix in ("png", "csv"):
+                    filesystem.unlink(target / f"{picture.name}.{suffix}", missing_ok=True)
     except FileError as error:
         raise cannot_write(error, target, "no file in it is half written; write the report again") from error
-    return ReportFiles(html=target / HTML_NAME, pngs=pngs)
+    return ReportFiles(html=target / HTML_NAME, pngs=pngs, csvs=csvs)
 
 
 def _blocks(

@@ -42,7 +42,7 @@ from hybridindex.rag.documents import Document, DocumentStore, write_documents
 from hybridindex.rag.records import Answer
 from hybridindex.rag.trace import TraceWriter, read_traces
 from hybridindex.report import write as report_write
-from hybridindex.report.style import Picture
+from hybridindex.report.style import Drawn, Picture
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.daemon_address import DaemonAddress, find_daemon
 from hybridindex.store import ControlStore
@@ -364,8 +364,8 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         "latency_fit": "latency-fit",
     }
     for name in ("slo", "hit_rate", "access", "load", "latency_fit", "prediction_check", "recall", "transfers"):
-        png = None if name == "recall" else b"png"
-        picture = Picture(name=drawn.get(name, name), title="", caption="", png=png)
+        there = None if name == "recall" else Drawn(png=b"png", csv="x,y\n")
+        picture = Picture(name=drawn.get(name, name), title="", caption="", drawn=there)
         monkeypatch.setattr(report_write, f"draw_{name}", lambda *_, picture=picture, **__: picture)
 
 

@@ -385,7 +385,11 @@ def register(app: typer.Typer) -> None:
                 notes=[f"Load: what bench measured {', '.join(b.at[:19] for b in benches)}."] if benches else (),
                 devices=[label for bench in benches for label in bench.payload["devices"]],
             )
-        emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+        emit(
+            {"plan_id": number, "html": files.html, "pngs": files.pngs, "csvs": files.csvs},
+            as_json=json,
+            table=f"wrote {files.html}",
+        )
 
 
 def _other_precision(

@@ -294,8 +294,8 @@ def simulate(
         from hybridindex.report.fig_simulate import draw_simulated
 
         picture = draw_simulated(found, slo_ms=load.slo_ms)
-        assert picture.png is not None
-        filesystem.write_bytes(study.plot, picture.png)
+        assert picture.drawn is not None
+        filesystem.write_bytes(study.plot, picture.drawn.png)
     payload = {
         "profile_id": measured.id,
         "rate": load.rate,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,12 @@ def wait_for_state(page, state):
     page.wait_for_selector(f"#connection[data-state={state}]", timeout=SHOWN_MS)
 
 
+def csv_of(page, link):
+    with page.expect_download() as saved:
+        page.locator(link).first.click()
+    return Path(saved.value.path()).read_text()
+
+
 def test_charts_fill_while_searches_go_on_and_nothing_leaves_the_origin(serving, open_page, queries):
     with serving("--device", "cpu", "--refresh") as (_, [url]), client_of(url) as client:
         page = open_page(url)
@@ -129,6 +136,10 @@ def test_charts_fill_while_searches_go_on_and_nothing_leaves_the_origin(serving,
         # Usable without seeing: names for fields and pictures.
         assert page.evaluate("[...document.querySelectorAll('input, select')].every((e) => e.labels.length)")
         assert page.evaluate("[...document.querySelectorAll('svg.chart')].every((e) => e.ariaLabel.length > 20)")
+        rows = csv_of(page, "#c-latency .csv a").splitlines()
+        assert rows[0].startswith('"series",')
+        assert {row.split(",")[0] for row in rows[1:]} == {'"p50"', '"p90"', '"p99"'}
+        assert "pinned by the plan" in csv_of(page, "#devices .csv a")
         assert page.asked
         assert all(asked.startswith(f"{url}/") for asked in page.asked)
         assert page.complaints == []
@@ -185,6 +196,10 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         page.wait_for_selector("text=Applied as plan #", timeout=SHOWN_MS)
         assert client.plan()["plan"]["verdict"] == "infeasible"
         page.wait_for_selector("#plan-words >> text=Verdict: infeasible", timeout=SHOWN_MS)
+        rows = csv_of(page, "#c-latency .csv a").splitlines()
+        assert rows[0].startswith('"series",')
+        assert {row.split(",")[0] for row in rows[1:]} == {'"p50"', '"p90"', '"p99"'}
+        assert "pinned by the plan" in csv_of(page, "#devices .csv a")
         assert page.asked
         assert all(asked.startswith(f"{url}/") for asked in page.asked)
 

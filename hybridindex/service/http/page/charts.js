@@ -58,7 +58,7 @@ function wide(text) {
 // chart(host, {height, summary, x, y, lines, stack, bands, dots, rules, legend})
 //   x, y: {min, max, label, format, log, bytes}; lines: {name, kind, points: [[x, y or null]], format}
 //     shown: the point that the legend reads while nobody points at one; else the last
-//   stack: {kinds, rows: [[x, v1, v2, …]]}; bands: {x0, x1, y0, y1}; dots: {x, y, kind, text, label}; rules: {x or y, text, kind}
+//   stack: {parts: [[, kind, name]], rows: [[x, v1, v2, …]]}; bands: {x0, x1, y0, y1}; dots: {x, y, kind, text, label}; rules: {x or y, text, kind}
 export function chart(host, given) {
   host.chartGiven = given;
   if (!host.chartWatched) {
@@ -115,7 +115,7 @@ function draw(host) {
   if (stack && stack.rows.length > 1) {
     const rows = stack.rows.filter((row) => inside(row[0]));
     let below = rows.map(() => 0);
-    stack.kinds.forEach((kind, i) => {
+    stack.parts.forEach(([, kind], i) => {
       const above = rows.map((row, j) => below[j] + row[i + 1]);
       const edge = rows.map((row, j) => `${across(row[0]).toFixed(1)} ${up(above[j]).toFixed(1)}`);
       const back = rows.map((row, j) => `${across(row[0]).toFixed(1)} ${up(below[j]).toFixed(1)}`).reverse();
@@ -190,5 +190,24 @@ function draw(host) {
       draw(host);
     });
   }
-  host.replaceChildren(...parts, picture);
+  // The link stays, with the focus that it may have.
+  const saver = host.querySelector(".csv") ?? el("p", { class: "csv" }, saveLink(host));
+  for (const child of [...host.children]) if (child !== saver) child.remove();
+  if (!host.contains(saver)) host.append(saver);
+  host.prepend(...parts, picture);
+}
+
+// A row a point.
+function csvOf({ x, y, lines = [], stack, dots = [] }) {
+  const rows = [["series", x.label, y.label]];
+  lines.forEach((line, i) => line.points.forEach(([at, v]) => v != null && rows.push([line.name || i + 1, at, v])));
+  for (const [at, ...row] of stack?.rows ?? []) row.forEach((v, i) => rows.push([stack.parts[i][2], at, v]));
+  for (const dot of dots) rows.push([dot.label || dot.text, dot.x, dot.y]);
+  return rows.map((row) => row.map((v) => (typeof v === "number" ? v : `"${v.replaceAll('"', '""')}"`)).join() + "\n").join("");
+}
+
+function saveLink(host) {
+  const link = el("a", { href: "#", download: "chart.csv", "aria-label": `CSV: ${host.chartGiven.y.label}` }, "CSV");
+  link.addEventListener("click", () => { link.href = `data:text/csv,${encodeURIComponent(csvOf(host.chartGiven))}`; });
+  return link;
 }

@@ -320,7 +320,7 @@ function drawDevices(rows) {
       height: 150, legend: false,
       summary: `Bytes of device ${i}: ${PARTS.map(([part, , name]) => `${bytes(last[part])} ${name}`).join(", ")}.`,
       x: timeAxis(), y: { min: 0, max: last.capacity_bytes, label: "bytes", bytes: true, format: bytes },
-      stack: { kinds: PARTS.map(([, kind]) => kind), rows: rows.map((row) => [row.at_s - page.state.now_s, ...PARTS.map(([part]) => row.devices[i]?.[part] ?? 0)]) },
+      stack: { parts: PARTS, rows: rows.map((row) => [row.at_s - page.state.now_s, ...PARTS.map(([part]) => row.devices[i]?.[part] ?? 0)]) },
     });
   });
 }
