@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT
 from tests.service.conftest import talk
+from tests.service.metrics_reference import reference
 
 
 def test_attainment_counts_what_was_in_time(make_service, queries):
@@ -101,3 +103,8 @@ def test_paths_that_were_made_up_share_one_label(service):
         return (await http.get("/metrics")).text
 
     assert talk(service, conversation).count("hybridindex_responses_total{") <= 2
+
+
+def test_every_metric_stands_in_the_reference():
+    found = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+    assert found == reference(), "python -m tests.service.metrics_reference > docs/metrics.md"
