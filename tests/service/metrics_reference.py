@@ -23,7 +23,7 @@ __all__ = ["reference"]
 _HEAD = """# Metrics
 
 What `GET /metrics` of a [daemon](service.md) answers, in Prometheus's text format. With several indexes each value has
-the label `index`. Histograms have `_bucket`, `_sum` and `_count`. [alerts.yml](../examples/alerts.yml) alerts on some of
+the label `index`. Histograms have `_bucket`, `_sum`, `_count`. [alerts.yml](../examples/alerts.yml) alerts on some of
 them, and [grafana.json](../examples/grafana.json) draws them.
 
 """
