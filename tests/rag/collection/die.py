@@ -4,16 +4,19 @@ at its second; and so on, until one is done.
     python -m tests.rag.collection.die FOLDER CHANGE STEP
 
 STEP: only at each such call. Leaves a copy for each: FOLDER-0001 and so on; in the last one the change was done. One
-process loads the library and forks for each; it never searches. What is ingested lies in texts, beside the folder.
+process loads what the change needs and forks for each; it makes none itself, for threads do not survive a fork. What is
+ingested lies in texts, beside the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,30 @@ def die_at(number: int) -> None:
     _kept.append(watching)
 
 
+def load_what_it_needs(folder: Path, which: str) -> None:
+    """Imports what a process has imported after the change: else each one that dies would do so for itself."""
+    with tempfile.TemporaryDirectory() as rehearsal:
+        shutil.copytree(folder, Path(rehearsal) / "f", symlinks=True)
+        if (texts := folder.parent / "texts").exists():
+            shutil.copytree(texts, Path(rehearsal) / "texts")
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            try:
+                change(Path(rehearsal) / "f", which)
+                os.write(writing, "\n".join(sys.modules).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, encoding="utf-8") as names:
+            found = names.read().split()
+        os.waitpid(pid, 0)
+    for name in found:
+        with contextlib.suppress(ImportError, AttributeError):
+            importlib.import_module(name)
+
+
 def main(folder: Path, which: str, step: int) -> None:
+    load_what_it_needs(folder, which)
     for number in range(1, 2000, step):
         copy = folder.with_name(f"{folder.name}-{number:04d}")
         shutil.copytree(folder, copy, symlinks=True)
