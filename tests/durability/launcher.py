@@ -128,8 +128,8 @@ class Launcher:
 
     @contextmanager
     def daemon(self, *words: object) -> Iterator[tuple[Child, list[str]]]:
-        """``hybridindex serve WORDS`` until the block ends; gives it and its addresses."""
-        child = self.start("serve", *words, "--json")
+        """``hybridindex serve WORDS`` until the block ends; gives it and its addresses. Its plans are made soon."""
+        child = self.start("serve", *words, *PLANS_SOON, "--json")
         try:
             child.wait_for('"urls"')
             (said,) = (line for line in child.log.splitlines() if '"urls"' in line)

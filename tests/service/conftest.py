@@ -26,7 +26,7 @@ HERE = RefreshConfig(planning="here")
 def make_service(index_path, monkeypatch):
     """``make_service(router={...}, limits={...}, **config)``; warmed up, closed at the test's end.
 
-    It plans in the test's own process, which takes less time; ``planning=None``: as a daemon does.
+    It plans in the test's own process, which takes less time; another ``planning``: as a daemon does.
     """
     # A disk that is slow for once is no finding of a test.
     monkeypatch.setattr(status, "_PATIENCE_S", 300.0)

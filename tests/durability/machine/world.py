@@ -24,7 +24,7 @@ from hybridindex.plans.current import current_plan_id, latest_plan_id
 from hybridindex.store import ControlStore
 from hybridindex.types import F32, SearchResult
 from tests.clustered import clustered
-from tests.durability.launcher import Child, Launcher
+from tests.durability.launcher import PLANS_SOON, Child, Launcher
 from tests.durability.machine.hooks import BROKEN_DEVICE, HELD
 from tests.durability.machine.model import Generation, Key, Plans
 from tests.durability.points import Point
@@ -147,6 +147,7 @@ class World:
 
     def serve(self, asked: str, drain_s: int, at: Point | None, *, uds: Path | None = None) -> Child:
         words = ["serve", self.index, "--device", "cpu", "--no-tcp", "--uds", uds or self.uds, "--keys", self.keys]
+        words += PLANS_SOON
         words += ["--drain-timeout", drain_s, "--refresh-planning", "here", "--json"]
         words += [] if asked == "current" else ["--plan", asked]
         begin = ("tests.durability.machine.hooks:begin", self.outside, self.lab.mutant)

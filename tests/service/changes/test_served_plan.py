@@ -175,7 +175,7 @@ def test_what_has_no_room_is_said_before_and_after(make_service):
 
 def test_a_plan_is_made_in_another_process_whoever_asks(make_service, monkeypatch):
     expected = make_service().repartition(apply=False, coverage=0.5)
-    service = make_service(planning=None)
+    service = make_service(planning=RefreshConfig(planning_nice=0))
 
     def refuse(*_args) -> None:
         raise AssertionError("a plan is made in the process that serves")
@@ -215,7 +215,7 @@ def test_the_end_of_the_daemon_gives_up_a_plan_that_is_being_made(make_service, 
     program = tmp_path / "program"
     program.write_text(f"#!{sys.executable}\nimport time; time.sleep(600)\n")
     program.chmod(0o755)
-    service = make_service(planning=None)
+    service = make_service(planning=RefreshConfig(planning_nice=0))
     monkeypatch.setattr(planner_process.sys, "executable", str(program))
     started = threading.Event()
     real = service._planning.start

@@ -196,10 +196,6 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         page.wait_for_selector("text=Applied as plan #", timeout=SHOWN_MS)
         assert client.plan()["plan"]["verdict"] == "infeasible"
         page.wait_for_selector("#plan-words >> text=Verdict: infeasible", timeout=SHOWN_MS)
-        rows = csv_of(page, "#c-latency .csv a").splitlines()
-        assert rows[0].startswith('"series",')
-        assert {row.split(",")[0] for row in rows[1:]} == {'"p50"', '"p90"', '"p99"'}
-        assert "pinned by the plan" in csv_of(page, "#devices .csv a")
         assert page.asked
         assert all(asked.startswith(f"{url}/") for asked in page.asked)
 
