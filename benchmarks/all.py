@@ -1,56 +1,210 @@
-"""Runs every benchmark in its own process: ``python -m benchmarks.all --output DIR``."""
+"""Runs the benchmarks that the documents quote, each in its own process, and writes one page of what they print.
+
+    python -m benchmarks.all --output build/bench              # hours; what is there already is kept: it can be resumed
+    python -m benchmarks.all --output build/quick --quick      # ten minutes at most: whether they run; not for numbers
+    python -m benchmarks.all --output build/bench --only recall_qps --again
+
+Benchmarks of devices are python -m benchmarks.device.NAME, on a machine that has some.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-#: ``ROOM.NAME``; the results go to ``NAME.json``.
-NAMES = (
-    "host.split_probes",
-    "host.solver",
-    "host.router_overhead",
-    "host.host_scan",
-    "host.coarse",
-    "host.busy_neighbours",
-    "host.first_searches",
-    "device.tier",
-    "host.early_dispatch",
-    "host.recall_qps",
-    "host.compressed",
-    "host.code_plans",
-    "host.code_answers",
-    "host.code_build",
-    "host.pq",
-    "host.filters",
-    "host.hit_rate",
-    "host.latency",
-    "host.exactness",
-    "host.schedulers",
-    "rag.lookahead_replay",
-    "service.drift",
-    "service.drift_trace",
-    "service.repartition_cycle",
-    "service.repartition_load",
-    "service.replacement",
-    "papers.schedule_figures",
-)
+from hybridindex.report.page import Block, page, pre_block, table_block, text_block
+from hybridindex.report.tables import Table
+
+__all__ = ["RUNS", "Run", "run_all"]
+
+#: Of the quick mode, for all together.
+_QUICK_S = 570.0
+_PAGE = "index.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One result file, and the command that makes it."""
+
+    #: ``NAME.json``.
+    name: str
+    #: Of the package ``benchmarks``.
+    module: str
+    options: str = ""
+    #: Options that make it short enough for the quick mode.
+    quick: str = ""
+
+
+def _run(module: str, quick: str = "", *, name: str = "", options: str = "") -> Run:
+    return Run(name=name or module.rpartition(".")[2], module=module, options=options, quick=quick)
+
+
+#: In the order in which a reader meets them.
+RUNS = (
+    _run("host.recall_qps", "--rounds 1 --queries 128 --seconds 0.02"),
+    _run("host.host_scan", "--quick"),
+    _run("host.compressed", "--quick"),
+    _run("host.code_plans", "--quick"),
+    _run("host.code_answers", "--answers 2000"),
+    _run("host.code_build", "--quick"),
+    _run("host.pq", "--dataset none --dims 96 --codecs pqfs --metrics ip --nprobes 32 --threads 1 --repeats 3"),
+    _run("host.updates", "--quick"),
+    _run("host.filters", "--rounds 1 --queries 64 --codecs flat --threads 1 --batches 1"),
+    _run("host.coarse", "--dataset none --shapes 1300x256 --repeats 3"),
+    _run("host.split_probes"),
+    _run("host.solver"),
+    _run("host.router_overhead", "--repeats 3"),
+    _run("host.early_dispatch", "--rounds 1"),
+    _run("host.busy_neighbours", "--rounds 1 --seconds 0.2 --codecs flat --megabytes 16"),
+    _run("host.first_searches", "--codecs flat --repeats 1 --cold-repeats 1 --megabytes 16"),
+    _run("host.hit_rate"),
+    _run("host.hit_rate", "--dataset demo", name="hit_rate_full", options="--dataset full"),
+    _run("host.latency", "--repeats 1 --profile-seconds 3"),
+    _run("host.plan_calibration"),
+    _run("host.plan_consistency"),
+    _run("host.exactness", "--seconds 5"),
+    _run("host.schedulers", "--times"),
+    _run("rag.lookahead_replay"),
+    _run("rag"),
+    _run("rag.llm_plan"),
+    _run("service.http_overhead", "--vectors 20000 --repeats 20 --seconds 1"),
+    _run("service.overload", "--seconds 6 --vectors 20000"),
+    _run("service.flood", "--seconds 1 --vectors 20000"),
+    _run("service.drift", "--rounds 1 --mib 8 --windows 12"),
+    _run("service.drift_trace"),
+    _run("service.repartition_cycle", "--rounds 1 --mib 64"),
+    _run("service.repartition_load", "--rounds 1 --mib 64"),
+    _run("service.replacement", "--replacements 1 --vectors 20000 --quiet-s 1"),
+    _run("service.simulator_check", "--vectors 50000 --repeats 1 --load 0.5 --coverage 0 --profile-seconds 3"),
+    _run("service.soak", "--seconds 10 --vectors 20000"),
+    _run("service.cluster", "--quick --parts hang,fan_out", options="--parts answers,routing,hang,kill,fan_out,rate"),
+    _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
+    _run("papers.schedule_figures"),
+    _run("papers.figures", "--quick"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    run: Run
+    command: str
+    #: What it printed.
+    text: str
+    #: Empty: it did what it should.
+    problem: str
+    seconds: float
+    result: dict[str, Any]
+
+
+def run_all(runs: Sequence[Run], output: Path, *, quick: bool, again: bool) -> int:
+    """How many failed. The page is written anew after each, so that it is there whatever happens."""
+    output.mkdir(parents=True, exist_ok=True)
+    ends_s = time.monotonic() + _QUICK_S
+    done: list[_Done] = []
+    for number, run in enumerate(runs, 1):
+        file, said = output / f"{run.name}.json", output / f"{run.name}.txt"
+        command = f"python -m benchmarks.{run.module} {run.quick if quick else run.options}".rstrip()
+        print(f"[{number}/{len(runs)}] {command}", flush=True)
+        began = time.monotonic()
+        if not again and file.exists() and said.exists():
+            text, problem = said.read_text(), ""
+            print("  is there already; --again runs it anew", flush=True)
+        elif quick and began > ends_s:
+            text, problem = "", "not run: the ten minutes were over"
+        else:
+            words = [sys.executable, "-m", f"benchmarks.{run.module}", "--json", str(file), *command.split()[3:]]
+            text, problem = _output_of(words, ends_s - began if quick else None)
+            said.write_text(text)
+            if problem:
+                file.unlink(missing_ok=True)
+        result = json.loads(file.read_text()) if file.exists() else {}
+        done.append(
+            _Done(run=run, command=command, text=text, problem=problem, seconds=time.monotonic() - began, result=result)
+        )
+        if problem:
+            print(f"  {problem}", flush=True)
+        (output / _PAGE).write_text(_page(done, len(runs), quick=quick), encoding="utf-8")
+    return sum(bool(each.problem) for each in done)
+
+
+def _output_of(words: list[str], limit_s: float | None) -> tuple[str, str]:
+    """What it prints, and what went wrong."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            # With all that it started.
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.communicate()[0], "ended: the ten minutes were over"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode == 0:
+        return text, ""
+    last = text.strip().splitlines()[-1:] or ["it said nothing"]
+    return text, f"failed with {process.returncode}: {last[0][:300]}"
+
+
+def _page(done: Sequence[_Done], n: int, *, quick: bool) -> str:
+    rows = [[each.run.name, _date(each), each.problem or "ok", f"{each.seconds:.0f} s"] for each in done]
+    blocks: list[Block] = []
+    if quick:
+        words = "These runs say whether the benchmarks work. They are too short for numbers to quote."
+        blocks.append(text_block(words, kind="warning", lead="Quick mode."))
+    machine = next((each.result["environment"] for each in done if "environment" in each.result), None)
+    if machine is not None:
+        blocks.append(
+            table_block(Table(rows=[[k, _words(v)] for k, v in machine.items() if k != "date"]), heading="Machine")
+        )
+    blocks.append(table_block(Table(header=("benchmark", "date", "outcome", "took"), rows=rows), heading="All"))
+    for each in done:
+        blocks.append(text_block(each.command, heading=each.run.name))
+        if each.problem:
+            blocks.append(text_block(each.problem, kind="warning", lead="Not done."))
+        if each.text.strip():
+            blocks.append(pre_block(each.text.strip()))
+    under = (
+        f"{len(done)} of {n} benchmarks. Both sides of a comparison ran in one process, in turns, with equal threads; "
+        "where a table has a column or row A/A, that is one side against itself: what is smaller is noise."
+    )
+    return page("hybridindex: benchmarks", under, blocks)
+
+
+def _date(each: _Done) -> str:
+    return str(each.result.get("environment", {}).get("date", ""))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("build/bench"), metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="whether they run, in ten minutes; no numbers to keep")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS], help="of these results"
+    )
+    parser.add_argument("--again", action="store_true", help="also where the result is there already")
     args = parser.parse_args()
-    failed = []
-    for name in NAMES:
-        file = args.output / f"{name.partition('.')[2]}.json"
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file)]
-        if subprocess.run(command, check=False).returncode:
-            failed.append(name)
+    runs = [run for run in RUNS if args.only is None or run.name in args.only]
+    failed = run_all(runs, args.output, quick=args.quick, again=args.again)
+    print(f"{args.output / _PAGE}: {len(runs) - failed} of {len(runs)} done")
     if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}")
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 import hybridindex
-from benchmarks.all import NAMES
+from benchmarks.all import RUNS, Run, run_all
 from benchmarks.common.measure import Attempts, environment, show, write_json
 from benchmarks.device.tier import PARTS
 from hybridindex.tiers.contract import driver
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_every_listed_benchmark_is_a_module():
-    modules = [f"benchmarks.{name}" for name in (*NAMES, *(part.module for part in PARTS.values()))]
+    modules = [
+        f"benchmarks.{name}" for name in (*(run.module for run in RUNS), *(part.module for part in PARTS.values()))
+    ]
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+
+
+def test_every_result_that_a_document_quotes_is_made():
+    templates = "".join(path.read_text() for path in (ROOT / "benchmarks/texts").glob("*.md"))
+    quoted = set(re.findall(r'result\("(\w+)"\)', templates))
+    made = [run.name for run in RUNS]
+    assert len(made) == len(set(made))
+    assert quoted <= set(made)
+
+
+def test_what_runs_is_shown_and_what_fails_is_named_and_kept_apart(tmp_path, capsys):
+    runs = [
+        Run(name="gone", module="host.no_such_benchmark"),
+        Run(name="code_answers", module="host.code_answers", quick="--answers 200"),
+    ]
+    assert run_all(runs, tmp_path, quick=True, again=False) == 1
+    shown = (tmp_path / "index.html").read_text()
+    assert "No module named" in shown
+    assert "python -m benchmarks.host.code_answers --answers 200" in shown
+    assert json.loads((tmp_path / "code_answers.json").read_text())["benchmark"] == "code_answers"
+    assert not (tmp_path / "gone.json").exists()
+    assert run_all(runs[1:], tmp_path, quick=True, again=False) == 0
+    assert "is there already" in capsys.readouterr().out
 
 
 def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):
