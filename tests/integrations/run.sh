@@ -1,11 +1,14 @@
 #!/usr/bin/env sh
-# Retrievers and stores inside real LangChain, LlamaIndex and Haystack, in an environment of their own (400 MB), made once. The
+# Retrievers and stores inside real LangChain, LlamaIndex and Haystack, and a client inside VectorDBBench, in an environment of their own (400 MB), made once. The
 # last line says "ok" or "NOT VERIFIED"; the latter where the frameworks cannot be installed. A failing test fails.
 . "$(dirname "$0")/../environment.sh"
 
 install() {
   $pip install -c constraints.txt 'torch==2.13.0'
   $pip install -c constraints.txt langchain-core llama-index-core haystack-ai langchain-tests
+  # Of VectorDBBench what measures; not the web page nor the clients of others.
+  $pip install --no-deps vectordb-bench==2.0.0
+  $pip install -c constraints.txt environs h5py hdrhistogram ir_datasets polars psutil pytz tqdm ujson
 }
 
 make_environment test-ecosystem "the frameworks" constraints.txt '.[device,test,langchain,llamaindex,haystack]'
@@ -13,5 +16,6 @@ make_environment test-ecosystem "the frameworks" constraints.txt '.[device,test,
 "$venv/bin/python" -m pytest -p no:cacheprovider -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function \
   tests/integrations/test_langchain.py tests/integrations/test_langchain_store.py \
   tests/integrations/test_llamaindex.py tests/integrations/test_llamaindex_store.py \
-  tests/integrations/test_haystack.py tests/integrations/test_haystack_store.py
+  tests/integrations/test_haystack.py tests/integrations/test_haystack_store.py \
+  tests/benchmarks/test_adapters.py
 echo "test-ecosystem: ok"
