@@ -86,8 +86,9 @@ RUNS = (
     _run("service.replacement", "--replacements 1 --vectors 20000 --quiet-s 1"),
     _run("service.simulator_check", "--vectors 50000 --repeats 1 --load 0.5 --coverage 0 --profile-seconds 3"),
     _run("service.soak", "--seconds 10 --vectors 20000"),
-    _run("service.cluster", "--quick --parts hang,fan_out", options="--parts answers,routing,hang,kill,fan_out,rate"),
+    _run("service.cluster", "--quick --parts hang,fan_out", options="--parts answers,routing,hang,kill,fan_out"),
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
+    _run("service.cluster", "--quick --parts rate", name="cluster_rate", options="--parts rate"),
     _run("papers.schedule_figures"),
     _run("papers.figures", "--quick"),
 )  # fmt: skip
