@@ -22,7 +22,10 @@ DOCUMENTS = {
     "README.md": ROOT / "README.md",
     **{
         f"{name}.md": ROOT / "docs" / f"{name}.md"
-        for name in ("cluster", "compressed", "filters", "lookahead", "numbers", "performance", "reproduction", "updates")
+        for name in (
+            *("cluster", "compressed", "filters", "lookahead", "numbers", "performance", "reproduction"),
+            *("simulator", "updates"),
+        )
     },
 }
 
