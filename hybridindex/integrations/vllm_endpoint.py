@@ -102,7 +102,7 @@ class PluginSettings:
         """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
 
         Raises:
-            InvalidInputError: a bad value, or other machines reach vLLM and there is no key file.
+            InvalidInputError: a bad value, a node of a cluster, or other machines reach vLLM and there is no key file.
         """
         if unused := self.file.names() & _VLLMS_OWN:
             _log.info("not used here, vLLM's server has its own: %s", ", ".join(sorted(unused)))
@@ -110,7 +110,13 @@ class PluginSettings:
             "host": False if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
             "uds": uds or False,
         }
-        return self.file.without("refresh", "indexes").build(ServiceConfig, {**self.given, **address})
+        config = self.file.without("refresh", "indexes").build(ServiceConfig, {**self.given, **address})
+        if config.node.name is not None:
+            raise InvalidInputError(
+                f"name in [node] is {config.node.name!r}: other nodes cannot reach one inside vLLM's server; let "
+                "hybridindex cluster start a daemon beside vLLM, and search through it"
+            )
+        return config
 
 
 class ServiceBesideLLM(Service):

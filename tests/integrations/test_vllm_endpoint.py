@@ -126,6 +126,14 @@ def test_a_second_server_of_the_same_index_is_refused(environment) -> None:
     served(check)
 
 
+def test_a_node_of_a_cluster_is_refused(tmp_path) -> None:
+    file = tmp_path / "hybridindex.toml"
+    file.write_text('[node]\nname = "a"\n')
+    settings = PluginSettings.of({"HYBRIDINDEX_INDEX": "idx", "HYBRIDINDEX_CONFIG": str(file)})
+    with pytest.raises(InvalidInputError, match=r"name in \[node\] is 'a'"):
+        settings.config("127.0.0.1", None)
+
+
 def test_settings_take_several_devices_and_budgets() -> None:
     settings = PluginSettings.of(
         {"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_DEVICES": "cuda:0, cuda:1", "HYBRIDINDEX_BUDGET": "5,6"}
