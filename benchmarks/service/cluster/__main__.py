@@ -16,16 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.common.measure import Attempts, arguments, write
 from benchmarks.service.cluster.answers import measure_answers
 from benchmarks.service.cluster.changes import measure_changes
 from benchmarks.service.cluster.failures import measure_hang, measure_kill
+from benchmarks.service.cluster.forecast import measure_forecast
 from benchmarks.service.cluster.nodes import Workload, make_workload
 from benchmarks.service.cluster.rate import measure_rate
 from benchmarks.service.cluster.routing import measure_routing
 from benchmarks.service.cluster.spread import measure_fan_out
 
-_PARTS = ("answers", "changes", "routing", "hang", "kill", "fan_out", "rate")
+RESULTS = ROOT / "benchmarks" / "results"
+_PARTS = ("answers", "changes", "routing", "hang", "kill", "fan_out", "rate", "forecast")
 
 
 def _parts(text: str) -> list[str]:
@@ -47,6 +50,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="searches/s of hang and kill")
     parser.add_argument("--answers-rate", type=float, default=400.0, help="queries/s of answers, about")
     parser.add_argument("--trials", type=int, help="of hang and kill; default 4")
+    parser.add_argument(
+        "--measured", type=Path, default=RESULTS / "cluster_rate.json", help="of forecast: a result of rate"
+    )
     parser.add_argument("--folder", type=Path, help="for the index and the shares; default a temporary one")
 
 
@@ -74,8 +80,9 @@ def main() -> None:
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "fan_out": lambda w, f: measure_fan_out(w, f, queries=300 if quick else 3000),
+            "forecast": lambda w, _: measure_forecast(w, args.measured, 3.0 if quick else 15.0),
             "rate": lambda w, f: measure_rate(
-                w, f, seconds=1.5 if quick else 6.0, nprobes=(args.nprobe, args.nlist)[quick:]
+                w, f, seconds=1.5 if quick else 4.0, nprobes=(args.nprobe, args.nlist)[quick:]
             ),
         }
         index = {

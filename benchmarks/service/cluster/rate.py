@@ -23,6 +23,8 @@ _LEAST_SLO_S = 0.025
 #: Nodes and replicas; four at most, so that each may have the same part of a core.
 _CLUSTERS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2))
 _MOST_NODES = 4
+#: More is no question for one client.
+_MOST_RATE = 20_000
 
 
 def measure_rate(
@@ -45,7 +47,7 @@ def measure_rate(
                     alone_s = _alone(router, queries, nprobe)
                     slo_s = slo_s or max(5 * alone_s, _LEAST_SLO_S)
                     most = most or 1 / alone_s
-                    tried = _highest(router, queries, nprobe, slo_s, seconds, attainment, 1.25 * n * most)
+                    tried = _highest(router, queries, nprobe, slo_s, seconds, attainment, n * most)
             # The highest that held; a lower one may have failed twice by chance.
             rate = max((each["rate"] for each in tried if each["attainment"] >= attainment), default=0.0)
             one = one or rate
@@ -82,9 +84,9 @@ def _alone(router: ClusterRouter, queries: F32, nprobe: int) -> float:
 
 
 def _highest(
-    router: ClusterRouter, queries: F32, nprobe: int, slo_s: float, seconds: float, attainment: float, most: float
+    router: ClusterRouter, queries: F32, nprobe: int, slo_s: float, seconds: float, attainment: float, first: float
 ) -> list[dict[str, float]]:
-    """Halves the interval below ``most`` six times; what fails is tried once more."""
+    """Doubles from ``first`` until the rate is too high, then halves the interval; what fails is tried once more."""
     tried: list[dict[str, float]] = []
 
     def holds(rate: float) -> bool:
@@ -106,8 +108,10 @@ def _highest(
         )
         return tried[-1]["attainment"] >= attainment
 
-    low, high = 0.0, most
-    for _ in range(6):
+    low, high = 0.0, first
+    while high < _MOST_RATE and holds(high):
+        low, high = high, 2 * high
+    for _ in range(4):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return tried

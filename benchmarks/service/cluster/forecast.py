@@ -1,0 +1,73 @@
+"""The rates that ``hybridindex simulate --nodes`` predicts, beside those that a cluster was measured with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.measure import show
+from benchmarks.service.cluster.nodes import Workload, mixed_queries
+from hybridindex.api import open_index
+from hybridindex.partitioner.analysis import analyse
+from hybridindex.studies.cluster.scale_out import scale_out
+from hybridindex.studies.cluster.system import ClusterInputs
+from hybridindex.studies.simulator import Workload as Requests
+
+__all__ = ["measure_forecast"]
+
+_REQUESTS = 2000
+
+
+def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> dict[str, Any]:
+    """Profiles the host scan of one thread on a whole core. What has a part of one takes longer by it: SLO and rates
+    of ``measured``, a result of :func:`~benchmarks.service.cluster.rate.measure_rate`, are scaled by it."""
+    rate = json.loads(measured.read_text())["rate"]
+    share, rows = rate["cores_of_a_node"], []
+    queries = mixed_queries(workload.centres, 2000, seed=1)
+    with open_index(workload.path) as index:
+        profiles = {
+            nprobe: index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
+            for nprobe in sorted({row["nprobe"] for row in rate["rows"]})
+        }
+    for row in rate["rows"]:
+        inputs = ClusterInputs(
+            analysis=analyse(profiles[row["nprobe"]]),
+            slo_s=share * row["slo_ms"] / 1e3,
+            rate=row["rate"] / share,
+            # No room for hot lists on all nodes, as there.
+            node_bytes=int(1.02 * row["replicas"] * workload.index_bytes / row["nodes"]),
+            replicas=row["replicas"],
+        )
+        (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
+        assert found.outcome is not None, found.refused
+        assert found.compliant is not None
+        rows.append(
+            {
+                **{name: row[name] for name in ("nprobe", "nodes", "replicas", "rate", "of_linear", "alone_ms")},
+                "predicted_rate": share * found.compliant.rate,
+                "fan_out": found.fan_out,
+            }
+        )
+    for row in rows:
+        one = next(r for r in rows if r["nprobe"] == row["nprobe"] and r["nodes"] == 1)
+        row["predicted_of_linear"] = row["predicted_rate"] / (row["nodes"] * one["predicted_rate"])
+    show(
+        f"searches/s with {rate['attainment']:.0%} within the SLO, {share:.2f} of a core for each node",
+        ("nprobe", "nodes", "replicas", "measured", "predicted", "of linear", "predicted of linear", "fan-out"),
+        [
+            (
+                *(r[name] for name in ("nprobe", "nodes", "replicas", "rate", "predicted_rate")),
+                *(r[name] for name in ("of_linear", "predicted_of_linear", "fan_out")),
+            )
+            for r in rows
+        ],
+    )
+    return {"rows": rows}
+
+
+def _evenly(rate: float) -> Requests:
+    """As the load of the benchmark comes."""
+    return Requests(arrivals=np.arange(_REQUESTS) / rate)
