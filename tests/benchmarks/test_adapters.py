@@ -48,7 +48,8 @@ def recall(found, wanted):
     return np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, wanted, strict=True)])
 
 
-def test_vectordbbench_measures_it(vectors, queries, tmp_path):
+def test_vectordbbench_measures_it(vectors, queries, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOG_FILE", str(tmp_path / "theirs.log"))  # else they begin one where pytest was started
     framework("vectordb_bench")
     from vectordb_bench.backend.clients.api import MetricType
     from vectordb_bench.backend.filter import IntFilter, non_filter
