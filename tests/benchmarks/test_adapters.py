@@ -21,7 +21,7 @@ def framework(module, variable=None):
     """Skips where it is not there."""
     if variable is not None:
         if variable not in os.environ:
-            pytest.skip(f"{variable} names no checkout")
+            pytest.skip(f"it is no package: {variable} has to name a checkout")
         sys.path.insert(0, os.environ[variable])
     return pytest.importorskip(module)
 

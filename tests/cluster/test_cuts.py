@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.namespaces import allowed, begin
 
 
-@pytest.mark.skipif(not allowed(), reason="this kernel gives us no network namespaces")
+@pytest.mark.skipif(not allowed(), reason="no network of our own: needs unshare, ip, and a kernel that lets us")
 def test_who_sees_most_nodes_goes_on_and_who_is_alone_says_so(tmp_path):
     words = begin(sys.executable, "-m", "tests.cluster.cut_run", str(tmp_path))
     root = Path(__file__).parents[2]
