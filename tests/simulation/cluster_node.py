@@ -10,6 +10,7 @@ import random
 import shutil
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -200,15 +201,15 @@ class Node:
             await asyncio.sleep(left)
 
     async def answer(
-        self, asker: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
+        self, asker: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes, left: Callable[[], bool]
     ) -> tuple[int, bytes]:
-        """Status and body of what is asked otherwise than on a channel."""
+        """Status and body of what is asked otherwise than on a channel; ``left``: whether who asked has gone away."""
         await self.pause_until("hangs")
         if target == _PING_PATH:
             self.pings[asker] += 1
             return 204, b""
         # Who asked may go away meanwhile: what was begun goes on.
-        return await asyncio.shield(asyncio.ensure_future(self.rows.answer(target, headers, body)))
+        return await asyncio.shield(asyncio.ensure_future(self.rows.answer(target, headers, body, left)))
 
     async def answer_scan(self, asker: str, options: str, body: bytes | memoryview) -> bytes:
         """Raises what a daemon's refusal is made of."""
@@ -251,6 +252,7 @@ class _Server(asyncio.Protocol):
         self._body = b""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, End)
@@ -258,6 +260,7 @@ class _Server(asyncio.Protocol):
         self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._wake()
         if self._task is not None:
             self._task.cancel()
@@ -297,7 +300,8 @@ class _Server(asyncio.Protocol):
 
     async def _answer(self, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         node = self._node
-        status, answer = await node.answer(self._end.get_extra_info("peername")[0], target, headers, body)
+        asker = self._end.get_extra_info("peername")[0]
+        status, answer = await node.answer(asker, target, headers, body, lambda: self._lost)
         stays = node._draw.random() < 0.95
         self._task = None
         head = f"HTTP/1.1 {status} .\r\ncontent-length: {len(answer)}\r\n"

@@ -92,8 +92,16 @@ class NodeRows:
 
     # Requests, on the loop of the server
 
-    async def answer(self, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[int, bytes]:
-        """Status and body."""
+    async def answer(
+        self, target: str, headers: list[tuple[bytes, bytes]], body: bytes, left: Callable[[], bool]
+    ) -> tuple[int, bytes]:
+        """Status and body; ``left``: whether who asked has gone away."""
+
+        async def receive() -> dict[str, str]:
+            if not left():
+                await asyncio.Future[None]()  # until who looks gives up
+            return {"type": "http.disconnect"}
+
         if target.startswith(CHANGED_PATH):
             known = await asyncio.to_thread(self.know, int(target.partition("=")[2]))
             self.acknowledged = max(self.acknowledged, known)
@@ -101,7 +109,7 @@ class NodeRows:
         scope = {"type": "http", "method": "POST", "path": target, "query_string": b"", "headers": headers}
         self._n_open += 1
         try:
-            return 200, await self._change(Request(scope), body)
+            return 200, await self._change(Request(scope, receive), body)
         except Exception as error:  # noqa: BLE001 - as the daemon
             problem = problem_of(error)
             if problem.status == 500:
