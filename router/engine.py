@@ -24,7 +24,7 @@ from hybridindex.errors import RouterClosedError
 from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
-from hybridindex.router.batch.added import find_added, find_instead, scan_added
+from hybridindex.router.batch.added import find_added, scan_added
 from hybridindex.router.batch.batch import Batch, GivenProbes, Request, RowsAt, by_kind, given_probes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.batch.comparison import Comparison
@@ -32,22 +32,23 @@ from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.replies import BlockingReply
 from hybridindex.router.batch.reports import BatchReports
 from hybridindex.router.batch.split import HOST, ProbePart, split_among_nodes, split_probes
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchClock, BatchReport
+from hybridindex.router.batch.stages import COARSE, SPLIT, BatchClock, BatchReport
 from hybridindex.router.devices.added_on_devices import AddedOnDevices
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.direct import DirectSearch
 from hybridindex.router.filtered import FilteredSearches, Group
+from hybridindex.router.host_parts import Begun, HostParts
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.router.request_queue import RequestQueue
-from hybridindex.router.slots import Slot
+from hybridindex.router.slots import Slot, share_slot
 from hybridindex.router.staying import StayingRequests
 from hybridindex.router.turn import Turn
 from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
-from hybridindex.types import F32, I32, I64, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 if TYPE_CHECKING:
     from hybridindex.router.remote.remote_lists import RemoteChoice, RemoteLists
@@ -98,12 +99,12 @@ class Engine:
         self._tiers, self._remote = parts.tiers, remote
         self._residency = parts.residency
         self._stats = parts.stats
-        self._pace, self._rerank_pace = parts.host_pace, parts.rerank_pace
-        self._wait_for_loads = wait_for_loads
-        self._early_dispatch = config.early_dispatch
+        self._rerank_pace = parts.rerank_pace
         self._reports = BatchReports(parts.stats, listeners)
         self._added = AddedScanner(index, host)
         self._filtered = FilteredSearches(parts, filters, self._added, one_of_several=remote is not None)
+        early = config.early_dispatch
+        self._host_parts = HostParts(parts, self._added, self._filtered, wait_for_loads, early_dispatch=early)
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
@@ -274,19 +275,19 @@ class Engine:
 
     def _execute(self, requests: list[Request]) -> None:
         """Never raises; takes the token of one batch."""
-        plain, given, masked, filtered = by_kind(requests)
-        slot: Slot | None = Slot(self._slots)
-        # Devices scan meanwhile.
-        for batch, start in ((plain, self._start), (given, self._start_given), (masked, self._start_given)):
-            if batch:
-                self._execute_batch(batch, slot or self._next_slot(), start)
-                slot = None
+        *chosen, filtered = by_kind(requests)
+        starts = (self._start, self._start_given, self._start_given)
+        begins = [(batch, start) for batch, start in zip(chosen, starts, strict=True) if batch]
+        slots = share_slot(self._slots, len(begins) or 1)
+        # Devices and other nodes scan meanwhile.
+        begun = [self._begin(batch, slot, start) for (batch, start), slot in zip(begins, slots, strict=False)]
+        self._scan_here([each for each in begun if each is not None])
         if filtered:
-            self._execute_filtered(filtered, slot)
+            self._execute_filtered(filtered, None if begins else slots[0])
 
     def _next_slot(self) -> Slot:
         self._slots.get()
-        return Slot(self._slots)
+        return share_slot(self._slots)[0]
 
     def _execute_filtered(self, requests: Sequence[Request], slot: Slot | None) -> None:
         """What devices or other nodes have a part of goes first. ``slot``: of a batch; None: one is waited for."""
@@ -295,7 +296,8 @@ class Engine:
         batches, rest = self._filtered.batches(self._filtered.choose(requests, clock, list_device), list_device)
         for groups, on_devices in batches:
             own, start = [r for group in groups for r in group.requests], partial(self._start_masked, groups, clock)
-            self._execute_batch(own, slot or self._next_slot(), partial(start, on_devices))
+            begun = self._begin(own, slot or self._next_slot(), partial(start, on_devices))
+            self._scan_here([begun] if begun is not None else [])
             slot, clock = None, BatchClock()
         if slot is not None:
             slot.give_back()
@@ -309,8 +311,8 @@ class Engine:
         nprobe = requests[0].nprobe
         self._reports.tell(requests, clock, clock.times(), n_queries=n, nprobe=nprobe, candidates=n_rows)
 
-    def _execute_batch(self, requests: list[Request], slot: Slot, start: _Start) -> None:
-        """``start``: begins the batch, or raises and leaves that to nobody."""
+    def _begin(self, requests: list[Request], slot: Slot, start: _Start) -> Begun | None:
+        """None: it failed. ``start``: begins it, or raises and leaves that to nobody."""
         lease: Lease | None = None
 
         def finished(batch: Batch | None = None) -> None:
@@ -332,29 +334,17 @@ class Engine:
             for request in requests:
                 request.reply.fail(error)
             finished()
-            return
+            return None
         if not requests:  # all of them wait
             finished()
-        if host_part is not None:
-            self._scan_host_part(batch, host_part, chosen_s)
-        if batch.asks_others:
-            # They may wait for a batch of theirs that we scan a part of.
-            slot.give_back()
+        return Begun(batch, host_part, chosen_s, slot)
 
-    def _scan_host_part(self, batch: Batch, host_part: ProbePart, chosen_s: float) -> None:
-        """``chosen_s``: when its lists were known."""
-        scanned = False
-        try:
-            # Slices pay only where some queries can leave early: where another request shares the batch.
-            scanned = self._scan_host(batch, host_part, early=self._early_dispatch and len(batch.requests) > 1)
-        finally:
-            batch.end_scan()
-        if scanned:
-            # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
-            took_s = time.perf_counter() - chosen_s
-        if scanned and batch.masks is None:
-            self._pace.observe(host_part.total_bytes, took_s)
-            self._wait_for_loads.note_host(host_part.total_bytes, took_s)
+    def _scan_here(self, begun: Sequence[Begun]) -> None:
+        self._host_parts.scan(begun)
+        for each in begun:
+            if each.batch.asks_others:
+                # They may wait for a batch of theirs that we scan a part of.
+                each.slot.give_back()
 
     def _start(
         self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
@@ -565,31 +555,6 @@ class Engine:
             again=[*again, *(r for r in requests if r.short and batch.masks is None)],
         )
 
-    def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> bool:
-        """Scans and completes a part, or fails the batch: False. Never raises; the caller ends the scan."""
-
-        def done(rows: I32, distances: F32, ids: I64) -> None:
-            batch.complete(part.rows[rows], distances, ids)
-
-        queries = batch.queries if len(part.rows) == len(batch) else batch.queries[part.rows]
-        started = time.perf_counter()
-        try:
-            # The split has checked the probes, the quantizer made the rest.
-            if batch.masks is not None:
-                result, early = self._filtered.scan_part(batch, part), False
-            else:
-                result = self._host.scan_checked(
-                    queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
-                )
-            batch.clock.note(HOST_SCAN, started)
-            if not early:
-                batch.complete_part(part, *result, find_instead(self._added, batch, part))
-        except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            _log.exception("the host scan of %d queries failed", len(part.rows))
-            batch.fail(error)
-            return False
-        return True
-
     # Other threads
 
     def _fall_back(self, batch: Batch, part: ProbePart) -> None:
@@ -597,4 +562,4 @@ class Engine:
         moved = part.total_bytes
         self._stats.add(device_fallbacks=1, host_work_bytes=moved, device_work_bytes=-moved)
         self._host.adopt_thread()
-        self._scan_host(batch, part, early=False)
+        self._host_parts.scan_one(batch, part, early=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-__all__ = ["Slot"]
+__all__ = ["Slot", "share_slot"]
 
 
 class Slot:
@@ -13,13 +13,20 @@ class Slot:
 
     __slots__ = ("_held",)
 
-    def __init__(self, slots: queue.SimpleQueue[None]) -> None:
-        """``slots``: a token of which was taken."""
-        self._held = [slots]
+    def __init__(self, left: list[queue.SimpleQueue[None] | None]) -> None:
+        """``left``: one entry for each slot that is still held, the first with the token for all."""
+        self._held = [left]
 
     def give_back(self) -> None:
         try:
-            slots = self._held.pop()
+            left = self._held.pop()
         except IndexError:
             return
-        slots.put(None)
+        if (slots := left.pop()) is not None:
+            slots.put(None)
+
+
+def share_slot(slots: queue.SimpleQueue[None], n: int = 1) -> list[Slot]:
+    """For ``n`` batches of one turn: the token, of which one was taken from ``slots``, goes back with the last."""
+    left: list[queue.SimpleQueue[None] | None] = [slots, *[None] * (n - 1)]
+    return [Slot(left) for _ in range(n)]

@@ -117,9 +117,9 @@ def test_a_deadline_and_a_device_need_a_batch(router, direct):
 
 def test_direct_calls_teach_deadlines_what_the_host_takes(router):
     with Router(router._served.index.rows, precision=router.config.precision, scrub_bytes_per_s=0) as fresh:
-        assert fresh._served.engine._pace.line() is None
+        assert fresh._served.engine._host_parts._pace.line() is None
         fresh.search(clustered(2), 5, 4)
-        assert fresh._served.engine._pace.line() is not None
+        assert fresh._served.engine._host_parts._pace.line() is not None
 
 
 def test_callers_beside_each_other_get_their_own_answers(router, direct):

@@ -363,7 +363,7 @@ def test_k_too_large_for_the_scratch_falls_back_without_failing_the_device(index
 def test_deadline_lowers_nprobe_to_the_floor_and_says_so(index):
     queries = clustered(3, seed=5)
     with Router(index) as router:
-        router._served.engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
+        router._served.engine._host_parts._pace.observe(1, 3600.0)  # a host so slow that nothing fits
         result = router.search(queries, 5, 16, deadline_ms=50, min_nprobe=3)
         assert (result.nprobe_used == 3).all()
         check(index, queries, 5, 3, result)

@@ -1,9 +1,9 @@
 """Nodes in virtual time: the engine loop of :mod:`hybridindex.studies.simulator.engine_loop` on each, and scans that
 they ask of each other.
 
-A node takes all that waits: its own requests as one batch, what others ask as another. A batch of its own quantizes,
-sends each other node one scan for all of its requests, and scans the lists that are here. A scan that is asked for
-waits for the asked engine, as requests do. A request ends with the last of its parts.
+A node takes all that waits, its own requests and what others ask. It quantizes its own requests, sends each other node
+one scan for all of them, and scans the lists that are here, for both at once. A scan that is asked for waits for the
+asked engine, as requests do. A request ends with the last of its parts.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class _Node:
     number: int
     ends: list[float]
     device_free: list[float]
-    own: list[_Task] = field(default_factory=list)
-    asked: list[_Task] = field(default_factory=list)
+    waiting: list[_Task] = field(default_factory=list)
     free_s: float = -math.inf
     line_free_s: float = 0.0
     n_batches: int = 0
@@ -136,8 +135,8 @@ class _Loop:
                 self._begin(node, now)
             else:
                 assert task is not None
-                (node.own if task.asked_by < 0 else node.asked).append(task)
-            if not node.starts and (node.own or node.asked):
+                node.waiting.append(task)
+            if not node.starts and node.waiting:
                 at = now
                 if what == _ARRIVES and now > node.free_s:
                     if not self._wakes:
@@ -153,28 +152,27 @@ class _Loop:
         return node.ends[node.n_batches % len(node.ends)]
 
     def _begin(self, node: _Node, now: float) -> None:
-        """What waits, up to the cap: own requests, then what others ask."""
-        for name in ("own", "asked"):
-            waiting: list[_Task] = getattr(node, name)
-            last, size, cap = 0, 0, self._rules.max_batch
-            while last < len(waiting) and (not last or cap is None or size + len(waiting[last].requests) <= cap):
-                size += len(waiting[last].requests)
-                last += 1
-            if last:
-                setattr(node, name, waiting[last:])
-                self._batch(node, max(now, node.free_s, self._slot_s(node)), waiting[:last], size)
+        """What waits, up to the cap."""
+        waiting, cap = node.waiting, self._rules.max_batch
+        last = size = 0
+        while last < len(waiting) and (not last or cap is None or size + len(waiting[last].requests) <= cap):
+            size += len(waiting[last].requests)
+            last += 1
+        if last:
+            node.waiting = waiting[last:]
+            self._batch(node, max(now, node.free_s, self._slot_s(node)), waiting[:last], size)
 
     def _batch(self, node: _Node, now: float, tasks: list[_Task], size: int) -> None:
         model, rules, network, spent = self._model, self._rules, self._network, self.spent_s
-        own = tasks[0].asked_by < 0
+        own = [task for task in tasks if task.asked_by < 0]
+        n_asked = len(tasks) - len(own)
         hybrid = self._hybrid[node.number]
         routing = model.hybrid_routing if hybrid else model.host_routing
-        if size not in self._stages:
-            self._stages[size] = self._of_size(size)
-        coarse_s, merge_s, at_rest_s = self._stages[size]
-        coarse_s = coarse_s * routing.scale if own else 0.0
+        coarse_s = self._of_size(len(own))[0] if own else 0.0
+        _, merge_s, at_rest_s = self._of_size(size)
+        coarse_s *= routing.scale
         merge_s = merge_s * routing.scale if hybrid else 0.0
-        own_s = routing.fixed_s + routing.per_query_s * size
+        own_s = routing.fixed_s * (bool(own) + bool(n_asked)) + routing.per_query_s * size
         visits = [visit for task in tasks for visit in task.visits]
         unions = None
         if len(visits) > 1 and (self._list_major or hybrid or (rules.early_dispatch and len(tasks) > 1)):
@@ -200,8 +198,8 @@ class _Loop:
                 node.device_free[device] = max(split, node.device_free[device]) + seconds
                 device_end, longest = max(device_end, node.device_free[device]), max(longest, seconds)
         waiting = routing.serial / routing.scale * min(host_s, longest)
-        n_sent = self._ask(node, split, tasks) if own else 0
-        messages_s = n_sent * network.ask_s if own else len(tasks) * network.serve_s
+        n_sent = self._ask(node, split, own)
+        messages_s = n_sent * network.ask_s + n_asked * network.serve_s
         engine_s = own_s + host_s + waiting + messages_s
         scanned = split + engine_s
         tail = merge_s + rules.answer_s
@@ -224,7 +222,7 @@ class _Loop:
         node.n_batches += 1
         node.busy_s += node.free_s - now
         if own:
-            self.batches.append(size)
+            self.batches.append(len(own))
         for part, seconds in (
             (_COARSE, coarse_s), (_HOST, host_s - rest_s + waiting), (_DEVICE, longest),
             (_FIXED, own_s + rest_s), (_MESSAGES, messages_s),
@@ -233,9 +231,11 @@ class _Loop:
 
     def _of_size(self, size: int) -> tuple[float, float, float]:
         """Of a batch: seconds of its coarse stage, of merging, and of the host's scan whatever it scans."""
-        merge = self._model.merge
-        merge_s = 0.0 if merge is None else float(merge.predict(size))
-        return self._model.fixed_s(size), merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
+        if size not in self._stages:
+            merge = self._model.merge
+            merge_s = 0.0 if merge is None else float(merge.predict(size))
+            self._stages[size] = self._model.fixed_s(size), merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
+        return self._stages[size]
 
     def _host(self, visits: list[int], size: int, unions: _Unions | None) -> float:
         """Seconds of the host's scan."""

@@ -118,7 +118,7 @@ def test_a_device_that_is_done_before_the_host_holds_nobody_up(index, pace, monk
     pace.device_s, pace.host_s = 3600.0, 5000.0
     with Router(index, plan=hand_made_plan(index, where), devices=["cpu"], health=POLICY) as router:
         # The host would scan the device's part in no time; only its own takes long.
-        monkeypatch.setattr(router._served.engine._pace, "observe", lambda *_: None)
+        monkeypatch.setattr(router._served.engine._host_parts._pace, "observe", lambda *_: None)
         monkeypatch.setattr(router._served.engine.health, "_time_host", lambda *_: 0.0)
         assert min(search(router, index) for _ in range(8)) > 0
         assert router.devices[0].usable
@@ -156,7 +156,7 @@ def test_a_part_that_waits_while_its_device_becomes_slow_goes_to_the_host(index,
 
 def test_deadlines_know_that_the_host_scans_for_a_slow_device(index):
     with open_router(index) as router:
-        router._served.engine._pace.observe(1, 3600.0)  # a host so slow that nothing fits
+        router._served.engine._host_parts._pace.observe(1, 3600.0)  # a host so slow that nothing fits
         assert (router.search(QUERIES, 5, 16, deadline_ms=50, min_nprobe=3).nprobe_used == 16).all()
         router.devices[0].fail(DeviceSlowError("by hand"))
         assert (router.search(QUERIES, 5, 16, deadline_ms=50, min_nprobe=3).nprobe_used == 3).all()

@@ -97,44 +97,40 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
             return done
         now, node = min(starts)
         ready = sorted(item for item in coming[node] if item[0] <= now)
-        for kind in ("own", "asked"):
-            batch: list[Any] = []
-            size = 0
-            for item in ready:
-                if item[2] == kind:
-                    if batch and size + len(item[3]) > most:
-                        break
-                    batch.append(item)
-                    size += len(item[3])
-            if not batch:
-                continue
-            coming[node] = [item for item in coming[node] if item not in batch]
-            begin = max(now, free[node], slots[node][turn[node] % 2])
-            split = begin + (model.fixed_s(size) * model.host_routing.scale if kind == "own" else 0.0)
-            asked: dict[int, list[int]] = {}
-            if kind == "own":
-                for item in batch:
-                    i = item[3][0]
-                    for other in range(n_nodes):
-                        if other != node and part[i][other]:
-                            asked.setdefault(other, []).append(i)
-                for other in sorted(asked):
-                    rows = asked[other]
-                    width = max(len(part[i][other]) for i in rows)
-                    nbytes = 4 * len(rows) * (dim + 2 * width)
-                    there = send(node, split + network.ask_s / 2, nbytes)
-                    coming[other].append((there, number, "asked", rows, node))
-                    number += 1
-            messages = len(asked) * network.ask_s if kind == "own" else len(batch) * network.serve_s
-            groups = [[part[i][node] for i in item[3]] for item in batch]
-            scan = scan_seconds([group for task in groups for group in task])
-            took = model.host_routing.fixed_s + model.host_routing.per_query_s * size + scan + messages
-            parts = ends(groups) if len(batch) > 1 and scan else [1.0] * len(batch)
-            for item, share in zip(batch, parts, strict=True):
-                at = split + share * took
-                if kind == "asked":
-                    at = send(node, at, 12 * len(item[3]) * k) + network.ask_s / 2
-                for i in item[3]:
-                    done[i] = max(done[i], at)
-            free[node] = slots[node][turn[node] % 2] = split + took
-            turn[node] += 1
+        batch: list[Any] = []
+        size = 0
+        for item in ready:
+            if batch and size + len(item[3]) > most:
+                break
+            batch.append(item)
+            size += len(item[3])
+        coming[node] = [item for item in coming[node] if item not in batch]
+        owned = [item[3][0] for item in batch if item[2] == "own"]
+        begin = max(now, free[node], slots[node][turn[node] % 2])
+        split = begin + (model.fixed_s(len(owned)) * model.host_routing.scale if owned else 0.0)
+        asked: dict[int, list[int]] = {}
+        for i in owned:
+            for other in range(n_nodes):
+                if other != node and part[i][other]:
+                    asked.setdefault(other, []).append(i)
+        for other in sorted(asked):
+            rows = asked[other]
+            width = max(len(part[i][other]) for i in rows)
+            nbytes = 4 * len(rows) * (dim + 2 * width)
+            there = send(node, split + network.ask_s / 2, nbytes)
+            coming[other].append((there, number, "asked", rows, node))
+            number += 1
+        messages = len(asked) * network.ask_s + (len(batch) - len(owned)) * network.serve_s
+        groups = [[part[i][node] for i in item[3]] for item in batch]
+        scan = scan_seconds([group for task in groups for group in task])
+        kinds = len({item[2] for item in batch})
+        took = kinds * model.host_routing.fixed_s + model.host_routing.per_query_s * size + scan + messages
+        parts = ends(groups) if len(batch) > 1 and scan else [1.0] * len(batch)
+        for item, share in zip(batch, parts, strict=True):
+            at = split + share * took
+            if item[2] == "asked":
+                at = send(node, at, 12 * len(item[3]) * k) + network.ask_s / 2
+            for i in item[3]:
+                done[i] = max(done[i], at)
+        free[node] = slots[node][turn[node] % 2] = split + took
+        turn[node] += 1
