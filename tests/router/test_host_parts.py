@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 
 import numpy as np
 import pytest
 
 from hybridindex.router import Router
 from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
+from hybridindex.router.slots import share_slot
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer
+from tests.router.slow_copies import until
 from tests.router.test_router import check
 from tests.stuck import held_quantizer
 
@@ -89,6 +93,8 @@ def test_devices_scan_their_parts_of_both(flat, monkeypatch):
         own, others = [(clustered(4, seed=3), 10, 8)], [(queries, 7, lists)]
         mine, theirs = asyncio.run(in_one_turn(router, *held_quantizer(flat, monkeypatch), own, others))
         assert router.stats().device_work_bytes > 0
+        # Both had one slot, which came back once.
+        until(lambda: router._served.engine._slots.qsize() == MAX_BATCHES_IN_FLIGHT)
     assert len(scans) <= 2
     check(flat, clustered(4, seed=3), 10, 8, mine)
     check_answer(flat, queries, lists.probes, 7, theirs.distances, theirs.ids)
@@ -104,3 +110,14 @@ def test_a_scan_that_fails_fails_both_and_nothing_after_it(flat, monkeypatch, ca
         assert [str(each) for each in found] == ["the scan failed"] * 2
         check(flat, clustered(2, seed=3), 10, 8, router.search(clustered(2, seed=3)))
         router.check_invariants()
+
+
+def test_a_slot_that_batches_share_comes_back_once_with_the_last():
+    tokens = queue.SimpleQueue()
+    first, second = share_slot(tokens, 2)
+    first.give_back()
+    first.give_back()
+    assert tokens.empty()
+    second.give_back()
+    second.give_back()
+    assert tokens.qsize() == 1
