@@ -91,7 +91,15 @@ RUNS = (
     _run("service.cluster", "--quick --parts hang,fan_out", options="--parts answers,routing,hang,kill,fan_out"),
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
     _run("service.cluster", None, name="cluster_rate", options="--parts rate"),
+    _run("service.cluster", None, name="cluster_rate_large", options="--parts rate --mib 1600 --nprobe 1024"),
     _run("service.cluster", None, name="cluster_forecast", options="--parts forecast"),
+    _run(
+        "service.cluster",
+        None,
+        name="cluster_forecast_large",
+        options="--parts forecast --mib 1600 --nprobe 1024 --profile-seconds 90 "
+        "--measured benchmarks/results/cluster_rate_large.json",
+    ),
     _run("papers.schedule_figures"),
     _run("papers.figures", "--quick"),
 )  # fmt: skip

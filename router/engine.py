@@ -1,9 +1,9 @@
 """The engine: takes everything that waits, quantizes, splits, scans on all tiers at once, answers as queries complete.
 
-Threads: one engine thread for batching, coarse quantization and the host scan; one thread per device. At most two
-batches are in flight, so that the host starts on the next one while a device finishes the last. A caller who waits for
-the answer does the engine thread's work itself where nothing else is there to be done: waking two threads can take
-longer than a small search.
+Threads: one engine thread for batching, coarse quantization and the host scan; one thread per device. The batches of
+at most two turns are in flight, so that the host starts on the next one while a device finishes the last. A caller who
+waits for the answer does the engine thread's work itself where nothing else is there to be done: waking two threads can
+take longer than a small search.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -275,7 +276,7 @@ class Engine:
 
     def _execute(self, requests: list[Request]) -> None:
         """Never raises; takes the token of one batch."""
-        *chosen, filtered = by_kind(requests)
+        *chosen, filtered = by_kind(self._wanted(requests))
         starts = (self._start, self._start_given, self._start_given)
         begins = [(batch, start) for batch, start in zip(chosen, starts, strict=True) if batch]
         slots = share_slot(self._slots, len(begins) or 1)
@@ -284,6 +285,19 @@ class Engine:
         self._scan_here([each for each in begun if each is not None])
         if filtered:
             self._execute_filtered(filtered, None if begins else slots[0])
+        elif not begins:
+            slots[0].give_back()
+
+    @staticmethod
+    def _wanted(requests: Sequence[Request]) -> Sequence[Request]:
+        """Without those that were cancelled while they waited: of hedges that lost, for example."""
+        wanted = [request.reply.wanted for request in requests]
+        if all(wanted):
+            return requests
+        for request, is_wanted in zip(requests, wanted, strict=True):
+            if not is_wanted:
+                request.reply.fail(CancelledError())
+        return [request for request, is_wanted in zip(requests, wanted, strict=True) if is_wanted]
 
     def _next_slot(self) -> Slot:
         self._slots.get()

@@ -403,6 +403,8 @@ class Router(OfOneProcess):
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
         ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer. A call
         with very many candidates is divided, and both are told of each part, in the order of the queries.
+
+        A search whose future is cancelled while it waits for the engine is left out.
         """
         params = SearchParams(
             k=k,

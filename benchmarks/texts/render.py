@@ -24,7 +24,7 @@ DOCUMENTS = {
         f"{name}.md": ROOT / "docs" / f"{name}.md"
         for name in (
             *("cluster", "compressed", "filters", "lookahead", "numbers", "performance", "reproduction"),
-            *("rag", "simulator", "updates"),
+            *("rag", "simulator", "updates", "vllm"),
         )
     },
 }

@@ -28,6 +28,10 @@ class DividedReply:
         self._n_open = n_parts
         self._error: BaseException | None = None
 
+    @property
+    def wanted(self) -> bool:
+        return self._whole.wanted
+
     def part(self, rows: slice) -> Reply:
         """The reply of the queries ``rows``."""
         return _Part(self, rows)
@@ -56,6 +60,10 @@ class _Part:
 
     def __init__(self, divided: DividedReply, rows: slice) -> None:
         self._divided, self._rows = divided, rows
+
+    @property
+    def wanted(self) -> bool:
+        return self._divided.wanted
 
     def settle(self, result: SearchResult) -> None:
         self._divided.take(self._rows, result)

@@ -65,6 +65,10 @@ class LoopReply:
         self._on_result = on_result
         self.future: asyncio.Future[SearchResult] = mailbox.loop.create_future()
 
+    @property
+    def wanted(self) -> bool:
+        return not self.future.cancelled()
+
     def settle(self, result: SearchResult) -> None:
         self._mailbox.put(self, result)
 

@@ -18,6 +18,10 @@ _log = logging.getLogger(__name__)
 class Reply(Protocol):
     """Where a request's answer goes. Settled once, from any thread; never raises."""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may still wait for it. Where nobody does, the search is left out, and its reply fails."""
+
     def settle(self, result: SearchResult) -> None: ...
 
     def announce(self) -> None:
@@ -35,6 +39,10 @@ class FutureReply:
         """``on_result``: told an answer before anybody who waits for it, unless the future was cancelled."""
         self.future: Future[SearchResult] = Future()
         self._on_result = on_result
+
+    @property
+    def wanted(self) -> bool:
+        return not self.future.cancelled()
 
     def settle(self, result: SearchResult) -> None:
         self._complete(lambda: self._set(result))
@@ -65,6 +73,8 @@ class BlockingReply:
     """For one caller that waits: a lock instead of a future, which costs a small batch more than its merge."""
 
     __slots__ = ("_error", "_result", "_settled")
+
+    wanted = True
 
     def __init__(self) -> None:
         self._settled = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ import pytest
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router import Router
+from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.request_queue import RequestQueue
 from hybridindex.tiers.contract.residency import Lease
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
@@ -270,3 +272,41 @@ def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
                         router.search(clustered(1))
         check(index, clustered(2), 5, 4, router.search(clustered(2), 5, 4))
         check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
+
+
+def test_what_was_cancelled_while_it_waited_is_not_searched(index, monkeypatch):
+    entered, resume = held_quantizer(index, monkeypatch)
+    with Router(index) as router:
+        scan, scans = router._served.host.scan_checked, []
+        router._served.host.scan_checked = lambda queries, *rest, **options: (
+            scans.append(len(queries)),
+            scan(queries, *rest, **options),
+        )[1]
+        first = router.submit(clustered(1))
+        assert entered.wait(WAIT_S)
+        gone, wanted, also_gone = (router.submit(clustered(n), 5) for n in (2, 3, 4))
+        assert gone.cancel()
+        assert also_gone.cancel()
+        resume.set()
+        first.result(WAIT_S)
+        check(index, clustered(3), 5, 8, wanted.result(WAIT_S))
+        assert scans == [1, 3]
+
+        async def cancelled():
+            resume.clear()
+            entered.clear()
+            searching = asyncio.ensure_future(router.asearch(clustered(1)))
+            assert await asyncio.to_thread(entered.wait, WAIT_S)
+            left = asyncio.ensure_future(router.asearch(clustered(5)))
+            await asyncio.sleep(0)
+            left.cancel()
+            await asyncio.sleep(0)
+            resume.set()
+            await searching
+
+        asyncio.run(cancelled())
+        router._served.engine.wait_idle(WAIT_S)
+        assert scans == [1, 3, 1]
+        # A turn in which all were cancelled leaves no slot behind.
+        assert router._served.engine._slots.qsize() == MAX_BATCHES_IN_FLIGHT
+        router.check_invariants()

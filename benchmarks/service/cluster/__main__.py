@@ -53,6 +53,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured", type=Path, default=RESULTS / "cluster_rate.json", help="of forecast: a result of rate"
     )
+    parser.add_argument("--profile-seconds", type=float, default=15.0, help="of forecast, for each number of lists")
     parser.add_argument("--folder", type=Path, help="for the index and the shares; default a temporary one")
 
 
@@ -80,9 +81,12 @@ def main() -> None:
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "fan_out": lambda w, f: measure_fan_out(w, f, queries=300 if quick else 3000),
-            "forecast": lambda w, _: measure_forecast(w, args.measured, 3.0 if quick else 15.0),
+            "forecast": lambda w, _: measure_forecast(w, args.measured, 3.0 if quick else args.profile_seconds),
             "rate": lambda w, f: measure_rate(
-                w, f, seconds=1.5 if quick else 4.0, nprobes=(args.nprobe, args.nlist)[quick:]
+                w,
+                f,
+                seconds=1.5 if quick else 4.0,
+                nprobes=(args.nlist,) if quick else tuple(sorted({args.nprobe, args.nlist})),
             ),
         }
         index = {

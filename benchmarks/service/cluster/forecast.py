@@ -1,8 +1,9 @@
-"""The rates that ``hybridindex simulate --nodes`` predicts, beside those that a cluster was measured with."""
+"""Rates and latencies that ``hybridindex simulate --nodes`` predicts, beside those that a cluster was measured with."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> di
                 **{name: row[name] for name in ("nprobe", "nodes", "replicas", "rate", "of_linear", "alone_ms")},
                 "predicted_rate": share * found.compliant.rate,
                 "fan_out": found.fan_out,
+                "latencies": _latencies(inputs, row, share, rate["attainment"]),
             }
         )
     for row in rows:
@@ -65,7 +67,32 @@ def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> di
             for r in rows
         ],
     )
+    show(
+        "median latency at rates that held",
+        ("nprobe", "nodes", "replicas", "searches/s", "measured ms", "predicted ms", "over measured"),
+        [
+            (r["nprobe"], r["nodes"], r["replicas"], *each.values(), each["predicted_p50_ms"] / each["measured_p50_ms"])
+            for r in rows
+            for each in r["latencies"]
+        ],
+    )
     return {"rows": rows}
+
+
+def _latencies(inputs: ClusterInputs, row: dict[str, Any], share: float, attainment: float) -> list[dict[str, float]]:
+    """Medians at each rate that held, lowest first: of all runs with it the first that did."""
+    held: dict[float, float] = {}
+    for tried in row["tried"]:
+        if tried["attainment"] >= attainment:
+            held.setdefault(tried["rate"], tried["p50_ms"])
+    found = []
+    for rate, p50_ms in sorted(held.items()):
+        asked = replace(inputs, rate=rate / share)
+        (at,) = scale_out(asked, [row["nodes"]], _evenly, attainment=attainment, find_rate=False)
+        assert at.outcome is not None
+        predicted = 1e3 * at.outcome.search.p50 / share
+        found.append({"rate": rate, "measured_p50_ms": p50_ms, "predicted_p50_ms": predicted})
+    return found
 
 
 def _evenly(rate: float) -> Requests:

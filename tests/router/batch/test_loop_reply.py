@@ -116,9 +116,9 @@ def test_a_loop_that_is_closed_stops_nobody_and_is_forgotten(index, monkeypatch,
 
         async def leave():
             await begun(router.asearch(clustered(1)))
+            assert await asyncio.to_thread(held.entered.wait, WAIT_S)
 
         asyncio.run(leave())
-        assert held.entered.wait(WAIT_S)
         held.let_go()
         check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
 

@@ -30,6 +30,8 @@ __all__ = ["View", "dump"]
 class _Kept:
     """A reply."""
 
+    wanted = True
+
     def settle(self, result: SearchResult) -> None:
         self.result = result
 
