@@ -56,28 +56,34 @@ class HostParts:
         self._early_dispatch = early_dispatch
 
     def scan(self, begun: Sequence[Begun]) -> None:
-        """Of batches without filters together, of others one by one."""
-        plain = [(each.batch, each.part) for each in begun if each.part is not None and each.batch.masks is None]
+        """Of batches without filters together, then of others one by one."""
+        plain: list[tuple[Batch, ProbePart]] = []
+        masked: list[tuple[Batch, ProbePart]] = []
         for each in begun:
-            if each.part is not None and each.batch.masks is not None:
-                self.scan_one(each.batch, each.part, early=False)
-                each.batch.end_scan()
-        if not plain:
-            return
+            if each.part is not None:
+                (plain if each.batch.masks is None else masked).append((each.batch, each.part))
+        if plain:
+            self._scan_plain(plain, min(each.chosen_s for each in begun if each.batch.masks is None))
+        for batch, part in masked:
+            self.scan_one(batch, part, early=False)
+            batch.end_scan()
+
+    def _scan_plain(self, parts: Sequence[tuple[Batch, ProbePart]], chosen_s: float) -> None:
+        """``chosen_s``: when the first lists were known."""
         try:
-            if len(plain) > 1:
-                scanned = self._scan_together(plain)
+            if len(parts) > 1:
+                scanned = self._scan_together(parts)
             else:
                 # Slices pay only where some queries can leave early: where another request shares the batch.
-                batch, part = plain[0]
+                batch, part = parts[0]
                 scanned = self.scan_one(batch, part, early=self._early_dispatch and len(batch.requests) > 1)
         finally:
-            for batch, _ in plain:
+            for batch, _ in parts:
                 batch.end_scan()
         if scanned:
             # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
-            took_s = time.perf_counter() - min(each.chosen_s for each in begun if each.part is not None)
-            nbytes = sum(part.total_bytes for _, part in plain)
+            took_s = time.perf_counter() - chosen_s
+            nbytes = sum(part.total_bytes for _, part in parts)
             self._pace.observe(nbytes, took_s)
             self._wait_for_loads.note_host(nbytes, took_s)
 
