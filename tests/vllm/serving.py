@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -36,7 +37,12 @@ MAX_MODEL_LEN = 4096
 SETTLE_S = 300
 _STILL_LOOKS = 10
 #: The first probabilities that are asked for would compile something for ten seconds.
-_QUICK = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
+_QUICK = {
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCHDYNAMO_DISABLE": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent / "waiting"), os.environ.get("PYTHONPATH")])),
+}
 
 
 def environment(**more: str) -> dict[str, str]:
