@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 LOOK_S, _SILENT_S = 0.2, 0.8
 #: For what a node says of itself.
 _SAID_S = 2.0
+#: For which a node is not up while others, that it may reach, do not count on it yet.
+_SEEN_WITHIN_S = 2.0
 
 #: ``starting``: it did not answer yet, or answers and lacks lists of the map, which it takes. ``refused``: it answers,
 #: and does not do what it is asked. ``down``: it does not answer, or has another index.
@@ -54,6 +56,8 @@ class Watch:
         self.version = 0
         #: (nlist,) bool lists that this told it to take last.
         self._told: npt.NDArray[np.bool_] | None = None
+        #: Since when it has all that it is to have, and is not up.
+        self._ready_s: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"hybridindex-watch-{entry.name}", daemon=True)
         self._thread.start()
@@ -74,7 +78,7 @@ class Watch:
 
     def has(self, map_: ClusterMap) -> None:
         """It took a map, and the lists in it."""
-        self.version, self.up = map_.version, True
+        self.version, self.up, self._ready_s = map_.version, True, None
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
@@ -90,7 +94,7 @@ class Watch:
                 self._bring_up(map_, bytes_per_s)
         except UnreachableError as error:
             self.up = self.answers = False
-            self._told = None
+            self._told = self._ready_s = None
             self._say(str(error))
         except HybridIndexError as error:
             # It answers, and what it does for others is as before.
@@ -134,7 +138,15 @@ class Watch:
         self._told = None
         if said["map_version"] < map_.version:
             self.calls.apply(map_)
-        self.has(map_)
+        if self.up or self._is_seen(said["peers"]):
+            self.has(map_)
+
+    def _is_seen(self, peers: list[dict[str, Any]]) -> bool:
+        """Whether nodes that it reaches have it up: they tell it of changes then."""
+        now = time.monotonic()
+        if self._ready_s is None:
+            self._ready_s = now
+        return all(peer["sees_this"] for peer in peers) or now - self._ready_s > _SEEN_WITHIN_S
 
     def _have_it_take(self, missing: npt.NDArray[np.bool_], job: dict[str, object] | None, rate: int | None) -> None:
         runs = job is not None and job["running"]

@@ -9,26 +9,31 @@ may be busy, or hang. Who is down is not asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Address, Connections, Exchange
 from hybridindex.router.remote.tail import Tail
 
-__all__ = ["DOWN_AFTER_S", "Peer"]
+__all__ = ["DOWN_AFTER_S", "NOT_SEEN", "PING_PATH", "SEEN", "Peer"]
 
 _log = logging.getLogger(__name__)
 
+#: Asked with ``of=``, the name of the node that asks; and what it answers: it has that node up, or not yet.
+PING_PATH = "/v1/cluster/ping"
+SEEN, NOT_SEEN = 204, 202
 #: Between two pings, and for how long a node may answer nothing. Together below a second.
 PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
 #: Bytes of an answer that is no search's.
 _MOST_ANSWER = 64 << 20
-#: Pings that a node answers before it is asked again.
+#: Pings that a node answers before it is asked again; one of its own counts.
 _TO_COME_BACK = 2
 
 
@@ -43,12 +48,15 @@ class Peer:
         tls: ssl.SSLContext | None,
         *,
         up: bool = False,
+        own: str = "",
     ) -> None:
-        """``up``: taken to answer, until it does not."""
+        """``up``: taken to answer, until it does not. ``own``: name of the node that asks; a client has none."""
         self.node = node
         self.tail = Tail()
         #: It answers; until it did once, it is not asked. And: it did, and says nothing now.
         self.up, self.silent = up, False
+        #: It has this node up, as it said last, and so tells it of changes; or it cannot be asked.
+        self.sees_this = False
         #: By the map.
         self.serves = node.serving
         #: A scan took too long, and since then it has answered nothing.
@@ -58,6 +66,8 @@ class Peer:
         self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
         self.bytes_asked = 0
         self._loop = loop
+        self._ping_target = f"{PING_PATH}?of={quote(own)}" if own else PING_PATH
+        self._pinged = asyncio.Event()
         address = Address(node.url, key, tls)
         self._connections, self._pings = Connections(loop, address), Connections(loop, address)
         self._scans = Channel(loop, address)
@@ -150,9 +160,16 @@ class Peer:
         self._scans.close()
         return self._task
 
+    def pinged(self) -> None:
+        """It has pinged this node: one that was down is asked at once whether it answers, too."""
+        if not self.up and not self._pinged.is_set():
+            self._n_good += 1
+            self._pinged.set()
+
     async def _watch(self) -> None:
         while True:
             began = self._loop.time()
+            self._pinged.clear()
             error = await self._ping()
             # wait_for forgets a cancellation where its future is done at the same time.
             if self._closed:
@@ -163,13 +180,15 @@ class Peer:
                 if not self.up and self._n_good >= _TO_COME_BACK:
                     self._set_up()
             else:
-                self._n_good = 0
+                self._n_good, self.sees_this = 0, True
                 # Refused at once, or silent for too long.
                 if not isinstance(error, TimeoutError) or self._loop.time() - self._heard_s > DOWN_AFTER_S:
                     self._set_down(error)
                 if not isinstance(error, TimeoutError):
                     self.silent = False
-            await asyncio.sleep(max(0.0, began + PING_EVERY_S - self._loop.time()))
+            wait_s = max(0.0, began + PING_EVERY_S - self._loop.time())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pinged.wait(), wait_s)
 
     async def _ping(self) -> Exception | None:
         """What is wrong with the node."""
@@ -177,10 +196,12 @@ class Peer:
 
         def told(status: int, _body: bytes, error: Exception | None) -> None:
             if not answered.done():
-                answered.set_result(error or (None if status == 204 else ConnectionError(f"it answers {status}")))
+                self.sees_this = status == SEEN
+                is_ping = status in (SEEN, NOT_SEEN)
+                answered.set_result(error or (None if is_ping else ConnectionError(f"it answers {status}")))
 
         exchange = Exchange(told, most_bytes=1 << 16)
-        self._pings.request("GET", "/v1/cluster/ping", b"", exchange)
+        self._pings.request("GET", self._ping_target, b"", exchange)
         try:
             return await asyncio.wait_for(answered, DOWN_AFTER_S)
         except TimeoutError:
@@ -220,4 +241,5 @@ class Peer:
             "failed": self.n_failed,
             "hedged": self.n_hedged,
             "downs": self.n_downs,
+            "sees_this": self.sees_this,
         }

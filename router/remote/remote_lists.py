@@ -296,7 +296,7 @@ class RemoteLists:
                 peer.close()
                 peer = None
             if peer is None and node.name != self.name:
-                peer = Peer(self.loop, node, self._key, self._tls)
+                peer = Peer(self.loop, node, self._key, self._tls, own=self.name)
             if peer is not None:
                 peer.serves = node.serving
             peers.append(peer)
@@ -412,6 +412,15 @@ class RemoteLists:
     def peers(self) -> Sequence[Peer]:
         """The other nodes of the map, in its order."""
         return [peer for peer in self._view.peers if peer is not None]
+
+    def pinged_by(self, name: str) -> bool:
+        """Another node asks whether this one answers; whether it is up here."""
+        peer = next((peer for peer in self.peers() if peer.node.name == name), None)
+        if peer is None:
+            return False
+        if not peer.up:
+            self.call(peer.pinged)
+        return peer.up
 
     def nobody_has(self) -> I64:
         """Ids of lists that no node which answers has, this one included."""

@@ -26,6 +26,7 @@ from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
 from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
+from hybridindex.router.remote.peer import NOT_SEEN, PING_PATH, SEEN
 from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.router.remote.scan_codec import decode_asked, encode_found
 from hybridindex.service.config import Limits
@@ -39,8 +40,6 @@ from tests.simulation.virtual.scheduler import ViolationError
 from tests.simulation.world import World
 
 __all__ = ["GARBLED", "Node", "make_empty_share"]
-
-_PING_PATH = "/v1/cluster/ping"
 
 #: What a node says that is out of its mind.
 GARBLED = ("short", "twaddle", "not-held", "failed")
@@ -102,6 +101,8 @@ class Node:
         self.garbled = GARBLED[0]
         #: Pings that each other node was answered since this one was started.
         self.pings: Counter[str] = Counter()
+        #: When each other node pinged this one last.
+        self.pinged_s: dict[str, float] = {}
         self.is_up = False
         self.port = 0
 
@@ -205,9 +206,10 @@ class Node:
     ) -> tuple[int, bytes]:
         """Status and body of what is asked otherwise than on a channel; ``left``: whether who asked has gone away."""
         await self.pause_until("hangs")
-        if target == _PING_PATH:
+        if target == f"{PING_PATH}?of={asker}":
             self.pings[asker] += 1
-            return 204, b""
+            self.pinged_s[asker] = self.world.sim.now
+            return SEEN if self.remote.pinged_by(asker) else NOT_SEEN, b""
         # Who asked may go away meanwhile: what was begun goes on.
         return await asyncio.shield(asyncio.ensure_future(self.rows.answer(target, headers, body, left)))
 

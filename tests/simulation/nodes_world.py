@@ -291,7 +291,7 @@ class NodesWorld:
                     self._check_writer(node)
 
     def _asked_by(self, node: Node, asker: str) -> None:
-        """Whoever has seen a node go asks it again when it has answered two pings."""
+        """Whoever has seen a node go asks it again when it has answered two pings, or one and has pinged itself."""
         gone_s = self._stopped_s.get(node.name)
         if (
             gone_s is None
@@ -299,8 +299,13 @@ class NodesWorld:
             or self._wrong.get(frozenset((node.name, asker)), 0.0) > gone_s
         ):
             return
-        if (n := node.pings[asker]) < 2:
-            raise ViolationError(f"{asker} asks {node.name} for a scan, which came back and has answered {n} pings")
+        own = next(each for each in self.nodes if each.name == asker)
+        pinged = own.pinged_s.get(node.name, -1.0) >= self._started_s[node.name]
+        if (n := node.pings[asker]) < 1 or n + pinged < 2:
+            raise ViolationError(
+                f"{asker} asks {node.name} for a scan, which came back, has answered {n} pings and sent "
+                f"{'some' if pinged else 'none'}"
+            )
 
     # What a search comes to
 

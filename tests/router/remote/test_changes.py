@@ -11,62 +11,15 @@ import pytest
 from hybridindex.errors import UnreachableError
 from hybridindex.router.remote.changes import PeerChanges
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
-from hybridindex.router.remote.loop_thread import LoopThread
 from hybridindex.router.remote.peer import Peer
+from tests.router.remote.server import Server, loop_thread
 from tests.router.slow_copies import until
-
-
-class Server:
-    """A node to its peers. ``answers``: of a path's last part, what it does instead of 200 with ``{}``."""
-
-    def __init__(self, thread: LoopThread) -> None:
-        self._thread = thread
-        self.answers: dict[str, object] = {}
-        self.asked: list[str] = []
-        self.hangs = False
-        self.server = thread.run(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = self.server.sockets[0].getsockname()[1]
-
-    async def _serve(self, reader, writer):
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                await reader.readexactly(length)
-                while self.hangs:
-                    await asyncio.sleep(0.01)
-                target = head.split(b" ")[1].decode()
-                if target.endswith("/ping"):
-                    writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-                    continue
-                self.asked.append(target)
-                answer = self.answers.get(target.split("?")[0].rpartition("/")[2], b"{}")
-                if answer == "dies":
-                    self.server.close()
-                if answer in ("dies", "breaks"):
-                    writer.transport.abort()
-                    return
-                content = answer() if callable(answer) else answer
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
 
 
 @pytest.fixture
 def thread():
-    loop = LoopThread(name="test-nodes")
-    yield loop
-
-    async def end():
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    loop.run(end())
-    loop.close()
+    with loop_thread() as loop:
+        yield loop
 
 
 @pytest.fixture

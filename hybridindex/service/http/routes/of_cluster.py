@@ -24,6 +24,7 @@ from hybridindex.router.remote.changes import CHANGED_PATH
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.frames import CHANNEL_PATH, UPGRADE
 from hybridindex.router.remote.list_source import MOST_BYTES, MOST_LISTS
+from hybridindex.router.remote.peer import NOT_SEEN, PING_PATH, SEEN
 from hybridindex.service.auth import Keyring, Role
 from hybridindex.service.cluster.member import Member
 from hybridindex.service.core import Service
@@ -55,7 +56,7 @@ class ClusterRoutes:
         self._index, self._scans = service.index.ivf, Scans(service)
         service.on_search.append(lambda seen: member.count_search(seen.queries))
         self.handlers: Mapping[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
-            ("GET", "ping"): self._ping,
+            ("GET", PING_PATH.removeprefix(PEER_PREFIX)): self._ping,
             ("GET", CHANNEL_PATH.removeprefix(PEER_PREFIX)): self._channel,
             ("GET", "node"): self._node,
             ("GET", "nodes"): self._nodes,
@@ -75,9 +76,10 @@ class ClusterRoutes:
             raise ProblemError(Problem(404, "not-found", "Not found", "no such route between nodes"))
         await handler(scope, receive, send)
 
-    async def _ping(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    async def _ping(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """``of``: the node that asks."""
+        name = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("of", "")
+        await _answer_empty(send, SEEN if not name or self._member.remote.pinged_by(name) else NOT_SEEN)
 
     async def _channel(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         """From here on the connection is a channel."""
@@ -124,7 +126,7 @@ class ClusterRoutes:
             )
         if not await asyncio.to_thread(self._member.apply, map_):
             raise ProblemError(Problem(409, "older-map", "Older map", "a newer map is in force", "version"))
-        await self._ping(scope, receive, send)
+        await _answer_empty(send, 204)
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = await self._object(scope, receive, {"lists", "bytes_per_s", "replace"})
@@ -186,6 +188,11 @@ class ClusterRoutes:
 
     def _mask(self, given: dict[str, Any]) -> npt.NDArray[np.bool_]:
         return mask_of(given.get("lists"), self._index.nlist)
+
+
+async def _answer_empty(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _answer(send: Send, body: bytes, kind: bytes, status: int = 200) -> None:

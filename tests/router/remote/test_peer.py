@@ -1,0 +1,72 @@
+"""When a node that was down is asked again, and what it says of the one that asks."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from hybridindex.router.remote.cluster_map import MapNode
+from hybridindex.router.remote.peer import Peer
+from tests.router.remote.server import Server, loop_thread
+from tests.router.slow_copies import until
+
+SEEN, NOT_SEEN, FAILED = b"204 No Content", b"202 Accepted", b"503 Service Unavailable"
+
+
+@pytest.fixture
+def one():
+    """A node, and another that asks it."""
+    with loop_thread() as thread:
+        server = Server(thread)
+
+        async def begin():
+            node = MapNode(name="b", url=f"http://127.0.0.1:{server.port}")
+            return Peer(thread.loop, node, None, None, own="a b")
+
+        peer = thread.run(begin())
+        yield SimpleNamespace(server=server, peer=peer, thread=thread)
+
+        async def end():
+            await asyncio.gather(peer.close(), return_exceptions=True)
+            server.server.close()
+            await asyncio.sleep(0.01)
+
+        thread.run(end())
+
+
+def test_a_node_says_whether_it_sees_the_one_that_asks(one):
+    one.server.ping_answer = NOT_SEEN
+    until(lambda: one.peer.up)
+    assert one.server.pings[0] == "/v1/cluster/ping?of=a%20b"
+    assert not one.peer.status()["sees_this"]
+    one.server.ping_answer = SEEN
+    until(lambda: one.peer.sees_this)
+    one.server.ping_answer = NOT_SEEN
+    until(lambda: not one.peer.sees_this)
+    one.server.hangs = True
+    until(lambda: one.peer.state == "silent")
+    assert one.peer.sees_this  # it cannot be asked: nobody waits for it
+
+
+@pytest.mark.parametrize("has_pinged", [False, True])
+def test_a_node_that_was_down_is_up_after_two_pings_of_which_one_may_be_its_own(one, has_pinged):
+    one.server.ping_answer = FAILED
+    until(lambda: len(one.server.pings) > 2)
+    assert one.peer.state == "down"
+    pings = len(one.server.pings)
+
+    async def come_back():
+        while len(one.server.pings) == pings:
+            await asyncio.sleep(1e-3)
+        await asyncio.sleep(0.02)  # that one is told
+        one.server.ping_answer = SEEN
+        if has_pinged:
+            one.peer.pinged()
+        before = len(one.server.pings)
+        while not one.peer.up:
+            await asyncio.sleep(1e-4)
+        return len(one.server.pings) - before
+
+    assert one.thread.run(come_back()) == (1 if has_pinged else 2)
