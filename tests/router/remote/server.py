@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hybridindex.router.remote.loop_thread import LoopThread
@@ -14,7 +14,7 @@ class Server:
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
-        self.answers: dict[str, object] = {}
+        self.answers: dict[str, bytes | str | Callable[[], bytes]] = {}
         self.asked: list[str] = []
         self.pings: list[str] = []
         self.ping_answer = b"204 No Content"
@@ -43,6 +43,7 @@ class Server:
                     writer.transport.abort()
                     return
                 content = answer() if callable(answer) else answer
+                assert isinstance(content, bytes)
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
