@@ -1,6 +1,6 @@
 """Adapters beside the real frameworks, run by their own code where they have some for it.
 
-VectorDBBench is a package; of the others ANN_BENCHMARKS and BIG_ANN_BENCHMARKS name checkouts.
+VectorDBBench is a package; of the others ANN_BENCHMARKS, BIG_ANN_BENCHMARKS and CUVS_BENCH name checkouts.
 """
 
 from __future__ import annotations
@@ -153,3 +153,41 @@ def test_big_ann_benchmarks_streams_through_it(big_ann, vectors, queries, tmp_pa
     algorithm.query(queries, K)
     assert recall(algorithm.get_results(), nearest(vectors, queries, np.arange(3000) >= 500)) == 1
     algorithm.done()
+
+
+@pytest.mark.parametrize(("distance", "codec"), [("euclidean", "flat"), ("cosine", "sq8")])
+def test_cuvs_bench_runs_it(distance, codec, vectors, queries, tmp_path):
+    framework("cuvs_bench.orchestrator", "CUVS_BENCH")
+    from cuvs_bench.orchestrator import BenchmarkOrchestrator
+
+    importlib.import_module("benchmarks.adapters.cuvsbench")
+    if distance == "cosine":
+        vectors, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (vectors, queries))
+    wanted = nearest(vectors, queries).astype(np.int32)
+    for name, rows in (("base.fbin", vectors), ("query.fbin", queries), ("nearest.ibin", wanted)):
+        (tmp_path / name).write_bytes(np.array(rows.shape, dtype=np.uint32).tobytes() + rows.tobytes())
+    datasets, algorithms = tmp_path / "datasets.yaml", tmp_path / "algorithms.yaml"
+    datasets.write_text(
+        f"- {{name: small, base_file: base.fbin, query_file: query.fbin, groundtruth_neighbors_file: nearest.ibin, "
+        f"distance: {distance}, dims: {vectors.shape[1]}}}\n"
+    )
+    algorithms.write_text(
+        f"groups: {{base: {{build: {{nlist: [16], codec: [{codec}]}}, search: {{nprobe: [1, 16]}}}}}}\n"
+    )
+    asked = {
+        "dataset": "small", "dataset_path": str(tmp_path), "dataset_configuration": str(datasets),
+        "algorithm_configuration": str(algorithms), "algorithms": "hybridindex", "count": K, "batch_size": 16,
+    }  # fmt: skip
+    orchestrator = BenchmarkOrchestrator(backend_type="hybridindex")
+    built, few, again, all_ = orchestrator.run_benchmark(**asked)
+    assert built.success
+    assert built.build_time_seconds > 0
+    assert built.index_size_bytes > 0
+    assert again.build_time_seconds == 0  # it is there
+    assert few.recall < all_.recall
+    assert all_.recall == 1 if codec == "flat" else all_.recall > 0.9
+    assert all_.queries_per_second > 0
+    assert all_.latency_percentiles["p99"] >= all_.latency_percentiles["p50"] > 0
+    with pytest.raises(ValueError, match="groups: 'other'"):
+        orchestrator.run_benchmark(**asked, groups="other")
+    assert orchestrator.run_benchmark(**asked, dry_run=True)[1].success

@@ -38,9 +38,8 @@ def one():
 
 def test_a_node_says_whether_it_sees_the_one_that_asks(one):
     one.server.ping_answer = NOT_SEEN
-    until(lambda: one.peer.up)
+    until(lambda: one.peer.up and not one.peer.status()["sees_this"])
     assert one.server.pings[0] == "/v1/cluster/ping?of=a%20b"
-    assert not one.peer.status()["sees_this"]
     one.server.ping_answer = SEEN
     until(lambda: one.peer.sees_this)
     one.server.ping_answer = NOT_SEEN
