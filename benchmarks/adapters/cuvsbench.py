@@ -28,7 +28,7 @@ _MOST_QUERIES = 4096
 _METRICS: dict[str, Metric] = {"euclidean": "l2", "inner_product": "ip", "cosine": "ip"}
 
 
-class HybridIndexLoader(ConfigLoader):  # type: ignore[misc]
+class HybridIndexLoader(ConfigLoader):
     """``algorithm_configuration``: a file as ``cuvsbench.yml``; None: that one. ``groups``: of it, with commas."""
 
     config_path = str(Path(cuvs_bench.orchestrator.__file__).parents[1] / "config")
@@ -71,7 +71,7 @@ class HybridIndexLoader(ConfigLoader):  # type: ignore[misc]
         return found
 
 
-class HybridIndexBackend(BenchmarkBackend):  # type: ignore[misc]
+class HybridIndexBackend(BenchmarkBackend):
     """Of one index and one nprobe, on the host."""
 
     @property
