@@ -23,7 +23,7 @@ PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem chromium lint recipes wheel-check sanitize neon fuzz docs bench figures clean
+.PHONY: help demo check test deep machine simulate test-vllm test-ecosystem environments environment-vllm environment-ecosystem chromium lint recipes wheel-check sanitize neon fuzz docs bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -99,6 +99,15 @@ chromium:
 test-vllm:
 	PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
 
+# What test-vllm and test-ecosystem make themselves; with -j at the same time.
+environments: environment-vllm environment-ecosystem
+
+environment-vllm:
+	ONLY_ENVIRONMENT=1 PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
+
+environment-ecosystem:
+	ONLY_ENVIRONMENT=1 PYTHON=$(PYTHON) sh tests/integrations/run.sh build/ecosystem
+
 # Their packages bring many others: an environment of its own, so that the suite's stays what it is.
 test-ecosystem:
 	PYTHON=$(PYTHON) sh tests/integrations/run.sh build/ecosystem
@@ -115,7 +124,7 @@ recipes: $(VENV)/.test
 	PYTHON=$(abspath $(BIN))/python sh tests/packaging/recipes.sh build/recipes
 
 sanitize: $(VENV)/.test
-	PYTHON=$(abspath $(BIN))/python sh tests/native/sanitize.sh $(SANITIZE)
+	PARALLEL="$(PARALLEL)" PYTHON=$(abspath $(BIN))/python sh tests/native/sanitize.sh $(SANITIZE)
 
 # No Python: it needs a cross compiler and an emulator, and installs neither.
 neon:

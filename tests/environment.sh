@@ -8,7 +8,8 @@ venv=$1
 pip="$venv/bin/python -m pip --disable-pip-version-check -q"
 
 # make_environment TARGET WHAT CONSTRAINTS OURS: ends the script with "NOT VERIFIED" where WHAT cannot be installed,
-# which is no failure of ours. OURS is pip's word for the product and what of it the tests need.
+# which is no failure of ours. OURS is pip's word for the product and what of it the tests need. ONLY_ENVIRONMENT=1 ends
+# the script when it is made.
 make_environment() {
   log="$venv.log"
   stamp="$venv/.installed"
@@ -29,5 +30,9 @@ make_environment() {
   if [ ! -e "$ours" ] || [ -n "$(find pyproject.toml CMakeLists.txt hybridindex/native -newer "$ours")" ]; then
     $pip install -c "$3" -e "$4"
     touch "$ours"
+  fi
+  if [ -n "${ONLY_ENVIRONMENT:-}" ]; then
+    echo "$1: the environment is there"
+    exit 0
   fi
 }

@@ -386,7 +386,7 @@ def clusters_of(name: str, args: Any) -> tuple[Clusters, F32]:
 def main() -> None:
     args = arguments(__doc__, _options)
     if args.quick:
-        args.datasets, args.megabytes, args.queries, args.rounds, args.seconds = ["384"], 16, 256, 4, 0.02
+        args.datasets, args.megabytes, args.queries, args.rounds, args.seconds = ["384"], 8, 128, 4, 0.02
     datasets: list[dict[str, Any]] = []
     for name in args.datasets:
         datasets.append(measure(name, *clusters_of(name, args), args))

@@ -83,7 +83,7 @@ def measure(index: Any, routers: Any, handed: ThreadPoolExecutor, log: Any, npro
                 "bare, handed over": partial(handed_over, bare),
                 "router.submit": partial(submitted, queries),
             },
-            repeats=repeats if batch <= 64 else repeats // 3,
+            repeats=repeats if batch <= 64 else max(1, repeats // 3),
             # Short calls are timed many at a time: a scheduling hiccup must not be the median.
             calls={1: 64, 4: 24, 16: 8}.get(batch, 2),
         )

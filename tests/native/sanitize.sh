@@ -31,7 +31,8 @@ assert _native.__file__.startswith(sys.prefix), _native.__file__
 assert b"__asan_init" in open(_native.__file__, "rb").read(), "the extension has no sanitizer"
 '
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  "$venv/bin/python" -m pytest tests/native tests/tiers/test_scanner_contract.py tests/tiers/paged/test_native_scanner.py \
+  "$venv/bin/python" -m pytest ${PARALLEL:-} tests/native tests/tiers/test_scanner_contract.py \
+  tests/tiers/paged/test_native_scanner.py \
   tests/tiers/paged/test_scan_tables.py tests/tiers/paged/test_arena.py tests/tiers/paged/test_copier.py \
   -k "not torch and not triton"
 sh "$here/fuzz.sh" "$folder" address,undefined --seconds 15
