@@ -138,6 +138,8 @@ class Watch:
         self._told = None
         if said["map_version"] < map_.version:
             self.calls.apply(map_)
+            if not self.up:
+                return  # those that it asks by this map are known at the next look
         if self.up or self._is_seen(said["peers"]):
             self.has(map_)
 

@@ -9,7 +9,6 @@ may be busy, or hang. Who is down is not asked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -67,7 +66,9 @@ class Peer:
         self.bytes_asked = 0
         self._loop = loop
         self._ping_target = f"{PING_PATH}?of={quote(own)}" if own else PING_PATH
-        self._pinged = asyncio.Event()
+        #: It has pinged this node since the last ping began; and the pause before the next one.
+        self._was_pinged = False
+        self._pause: asyncio.Future[None] | None = None
         address = Address(node.url, key, tls)
         self._connections, self._pings = Connections(loop, address), Connections(loop, address)
         self._scans = Channel(loop, address)
@@ -162,14 +163,15 @@ class Peer:
 
     def pinged(self) -> None:
         """It has pinged this node: one that was down is asked at once whether it answers, too."""
-        if not self.up and not self._pinged.is_set():
+        if not self.up and not self._was_pinged:
             self._n_good += 1
-            self._pinged.set()
+            self._was_pinged = True
+            self._end_pause()
 
     async def _watch(self) -> None:
         while True:
             began = self._loop.time()
-            self._pinged.clear()
+            self._was_pinged = False
             error = await self._ping()
             # wait_for forgets a cancellation where its future is done at the same time.
             if self._closed:
@@ -186,9 +188,21 @@ class Peer:
                     self._set_down(error)
                 if not isinstance(error, TimeoutError):
                     self.silent = False
-            wait_s = max(0.0, began + PING_EVERY_S - self._loop.time())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._pinged.wait(), wait_s)
+            if not self._was_pinged:
+                await self._wait_until(began + PING_EVERY_S)
+
+    async def _wait_until(self, moment_s: float) -> None:
+        """Or until it pings this node. No task of its own: one more could outlive the loop."""
+        self._pause = self._loop.create_future()
+        timer = self._loop.call_at(moment_s, self._end_pause)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
 
     async def _ping(self) -> Exception | None:
         """What is wrong with the node."""
@@ -196,9 +210,11 @@ class Peer:
 
         def told(status: int, _body: bytes, error: Exception | None) -> None:
             if not answered.done():
-                self.sees_this = status == SEEN
-                is_ping = status in (SEEN, NOT_SEEN)
-                answered.set_result(error or (None if is_ping else ConnectionError(f"it answers {status}")))
+                if error is None:
+                    self.sees_this = status == SEEN
+                    if status not in (SEEN, NOT_SEEN):
+                        error = ConnectionError(f"it answers {status}")
+                answered.set_result(error)
 
         exchange = Exchange(told, most_bytes=1 << 16)
         self._pings.request("GET", self._ping_target, b"", exchange)

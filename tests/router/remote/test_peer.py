@@ -69,3 +69,20 @@ def test_a_node_that_was_down_is_up_after_two_pings_of_which_one_may_be_its_own(
         return len(one.server.pings) - before
 
     assert one.thread.run(come_back()) == (1 if has_pinged else 2)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_node_that_leaves_the_map_is_forgotten_in_the_next_turn(one, is_paused):
+    until(lambda: one.peer.up)
+    one.server.hangs = not is_paused
+
+    async def leave():
+        pings = len(one.server.pings)
+        while len(one.server.pings) == pings and is_paused:
+            await asyncio.sleep(1e-3)
+        await asyncio.sleep(0.02 if is_paused else 0.4)  # in the pause behind a ping, or in a ping
+        task = one.peer.close()
+        await asyncio.sleep(0)
+        return task.done()
+
+    assert one.thread.run(leave())
