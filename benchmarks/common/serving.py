@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import ROOT
 from hybridindex.types import F32
 
-__all__ = ["Spent", "Taken", "daemon", "planned_index", "read_spent", "read_taken", "sorted_clusters"]
+__all__ = ["Spent", "Taken", "daemon", "planned_index", "read_spent", "read_taken", "shipped_daemon", "sorted_clusters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +77,29 @@ def read_spent(pid: int) -> Spent:
 @contextmanager
 def daemon(path: Path, *words: str, log: Path | None = None) -> Iterator[tuple[int, int]]:
     """This module as a daemon on a free port of the loopback; gives (pid, port). ``log``: where its log goes."""
-    command = [sys.executable, "-m", "benchmarks.common.serving", str(path), *words]
+    with _started(["benchmarks.common.serving", str(path), *words], log) as (pid, urls):
+        yield pid, int(urls[0].rsplit(":", 1)[1])
+
+
+@contextmanager
+def shipped_daemon(path: Path, *words: str) -> Iterator[tuple[int, list[str]]]:
+    """``hybridindex serve`` on a free port of the loopback, as users have it; gives (pid, URLs)."""
+    with _started(["hybridindex", "serve", str(path), "--port", "0", *words, "--json"], None) as (pid, said):
+        yield pid, said["urls"]
+
+
+@contextmanager
+def _started(module: Sequence[str], log: Path | None) -> Iterator[tuple[int, Any]]:
+    """A process of a module with its arguments, and what its first line says in JSON."""
+    command = [sys.executable, "-m", *module]
     with (log or Path(os.devnull)).open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise SystemExit(f"the daemon did not start; see {log}")
-            yield process.pid, int(json.loads(line)[0].rsplit(":", 1)[1])
+                raise SystemExit(f"the daemon did not start; see {log}" if log else "the daemon did not start")
+            yield process.pid, json.loads(line)
         finally:
             process.terminate()
             process.wait(120)

@@ -5,7 +5,8 @@
 Run it where vLLM is installed (``make test-vllm``). vLLM's own benchmark asks a server by a Poisson process, in turns
 with nobody searching, nobody again (the floor), and searches that come to a daemon by a process of their own. The
 daemon has the last core and the server the others, as ``taskset`` would give them; all clients share the daemon's.
-``--llm URL --model NAME`` asks a server that is there instead, beside the daemon of ``--search URL``.
+``--llm URL --model NAME --tokenizer FOLDER`` asks a server that is there instead, beside the daemon of ``--search URL
+--queries FILE``; nothing is pinned to a core then. ``HYBRIDINDEX_KEY`` has the daemon's key.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.measure import arguments, show, write
+from benchmarks.common.serving import shipped_daemon
 from benchmarks.service.cluster.nodes import make_workload, mixed_queries
 from hybridindex.client import Client
 from hybridindex.types import F32
@@ -38,7 +39,7 @@ from tests.vllm.tiny_llama import make_tiny_llama
 _NAME = "random-llama"
 _K = 10
 _ENGINE = ("--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "32",
-           "--enforce-eager")  # fmt: skip
+           "--enforce-eager", "--no-enable-prefix-caching")  # fmt: skip
 #: Of their result, and what it is called here.
 _SEEN = {
     "median_ttft_ms": "ttft_ms",
@@ -55,6 +56,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=_NAME, help="name under which it serves; with --llm")
     parser.add_argument("--tokenizer", help="its tokenizer's folder or name; with --llm")
     parser.add_argument("--search", metavar="URL", help="a daemon that is there; none: one over a made index")
+    parser.add_argument("--queries", type=Path, metavar="FILE", help="its queries, a .npy of (n, d); with --search")
     parser.add_argument("--search-rate", type=float, default=50.0, help="searches a second")
     parser.add_argument("--request-rate", type=float, default=1.0, help="requests a second of the LLM")
     parser.add_argument("--prompts", type=int, default=40, help="of each turn")
@@ -71,6 +73,7 @@ class _Searches:
         self._url, self._queries, self._rate, self._nprobe = url, queries, rate, nprobe
         self._stop = threading.Event()
         self.taken_s: list[float] = []
+        self._error: Exception | None = None
 
     def __enter__(self) -> _Searches:
         self._thread = threading.Thread(target=self._run)
@@ -80,34 +83,25 @@ class _Searches:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self._error is not None:
+            raise SystemExit(f"a search failed: {self._error}")
 
     def _run(self) -> None:
         draw = random.Random(1)
-        with Client(self._url) as client, ThreadPoolExecutor(16) as pool:
+        key = os.environ.get("HYBRIDINDEX_KEY")
+        with Client(self._url, key=key) as client, ThreadPoolExecutor(16) as pool:
             due = time.monotonic()
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 pool.submit(self._search, client, draw.randrange(len(self._queries)), due)
                 due += draw.expovariate(self._rate)
 
     def _search(self, client: Client, number: int, due: float) -> None:
-        client.search(self._queries[number : number + 1], _K, self._nprobe)
-        self.taken_s.append(time.monotonic() - due)
-
-
-@contextmanager
-def _daemon(index: Path, core: int) -> Iterator[str]:
-    """On one core. Its URL."""
-    words = ["serve", str(index), "--port", "0", "--threads", "1", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hybridindex", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    os.sched_setaffinity(process.pid, {core})
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["urls"][0]
-    finally:
-        process.terminate()
-        process.wait(60)
+        try:
+            client.search(self._queries[number : number + 1], _K, self._nprobe)
+        except Exception as error:  # noqa: BLE001 - told at the end
+            self._error = error
+        else:
+            self.taken_s.append(time.monotonic() - due)
 
 
 def _their_benchmark(url: str, tokenizer: str, options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
@@ -132,36 +126,47 @@ def main() -> None:
     options = arguments(__doc__ or "", _options)
     if options.llm and not options.tokenizer:
         raise SystemExit("--llm needs --tokenizer: vllm bench serve counts tokens with it")
+    if bool(options.search) != bool(options.queries):
+        raise SystemExit("--search and --queries need each other: searches of a daemon that is there are of its index")
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workload = make_workload(folder / "index", nbytes=options.mib << 20, dim=96, nlist=1024, nprobe=options.nprobe)
-        queries = mixed_queries(workload.centres, 2048, seed=2)
         llm, tokenizer = options.llm, options.tokenizer
         if llm is None:
             make_tiny_llama(folder / "llama")
-            os.sched_setaffinity(0, cores[:-1] or cores)  # what is started has it, too
+            of_llm = cores[:-1] or cores
+            os.sched_setaffinity(0, of_llm)  # what is started has it, too
             served = vllm_server(
                 folder / "llama", 256 << 20, *_ENGINE, name=_NAME, log=folder / "vllm.log", VLLM_PLUGINS="",
-                VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores[:-1] or cores)),
+                VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, of_llm)),
             )  # fmt: skip
             llm, tokenizer = stack.enter_context(served).url, str(folder / "llama")
-        os.sched_setaffinity(0, cores[-1:])
-        search = options.search or stack.enter_context(_daemon(workload.path, cores[-1]))
+            os.sched_setaffinity(0, cores[-1:])
+        if options.search:
+            search, queries = options.search, np.load(options.queries).astype(np.float32)
+        else:
+            workload = make_workload(
+                folder / "index", nbytes=options.mib << 20, dim=96, nlist=1024, nprobe=options.nprobe
+            )
+            queries = mixed_queries(workload.centres, 2048, seed=2)
+            _, (search, *_) = stack.enter_context(shipped_daemon(workload.path, "--threads", "1"))
         _their_benchmark(llm, tokenizer, options, 0, folder)  # warms up
         rounds: list[dict[str, Any]] = []
         taken: list[float] = []
         for number in range(options.rounds):
             row = {}
-            for side in _SIDES:
+            for turn in range(len(_SIDES)):
+                side = _SIDES[(number + turn) % len(_SIDES)]
+                seed = 1 + number * len(_SIDES) + turn  # prompts that the server knows would cost it nothing
                 with ExitStack() as beside:
                     if side == "searches":
                         load = _Searches(search, queries, options.search_rate, options.nprobe)
                         beside.enter_context(load)
-                    row[side] = _their_benchmark(llm, tokenizer, options, number, folder)
+                    row[side] = _their_benchmark(llm, tokenizer, options, seed, folder)
                 if side == "searches":
                     taken += load.taken_s
             rounds.append(row)
+    os.sched_setaffinity(0, cores)
     ratios = {
         side: {name: [row[side][name] / row[_QUIET][name] for row in rounds] for name in _SEEN.values()}
         for side in _SIDES[1:]
@@ -178,7 +183,8 @@ def main() -> None:
     show("searches", ["n", *(f"p{p}, ms" for p in percentiles)], [[len(taken), *percentiles.values()]])
     write(
         options.json, "bench_serve",
-        {"options": {name: value for name, value in vars(options).items() if name != "json"}, "rounds": rounds,
+        {"options": {name: value for name, value in vars(options).items() if name not in ("json", "queries")},
+         "rounds": rounds,
          "ratios": ratios, "searches": len(taken), "search_ms": percentiles, "cores": len(cores)},
     )  # fmt: skip
 

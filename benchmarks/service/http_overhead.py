@@ -22,8 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.measure import Timing, arguments, interleave, show, write
+from benchmarks.common.serving import shipped_daemon
 
 _DIM = 128
 _RAW = {"content-type": "application/octet-stream", "accept": "application/octet-stream"}
@@ -41,20 +41,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=61)
     parser.add_argument("--seconds", type=float, default=3.0, help="per saturated round")
     parser.add_argument("--callers", type=int, default=16)
-
-
-@contextmanager
-def daemon(index: Path, uds: Path) -> Iterator[tuple[str, int, int]]:
-    """A daemon on the host alone; gives its unix address, its port and its process."""
-    command = [sys.executable, "-m", "hybridindex", "serve", str(index), "--port", "0", "--uds", str(uds), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        unix, tcp = json.loads(process.stdout.readline())["urls"]
-        yield unix, int(tcp.rsplit(":", 1)[1]), process.pid
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def bare_search(port: int, nprobe: int) -> Callable[[bytes], bytes]:
@@ -184,8 +170,9 @@ def main() -> None:
         with (
             hx.build(vectors, path, nlist=nlist, metric="l2", nprobe=8) as index,
             index.router() as router,
-            daemon(path, Path(folder) / "socket") as (unix, port, pid),
+            shipped_daemon(path, "--uds", f"{folder}/socket") as (pid, (unix, tcp)),
         ):
+            port = int(tcp.rsplit(":", 1)[1])
             timed = latencies(router, unix, port, 8, args.repeats)
             # Everything is probed: an index of this size takes 5 ms for that on a few cores.
             heavy = nlist

@@ -5,7 +5,7 @@ VectorDBBench is a package; of the others ANN_BENCHMARKS, BIG_ANN_BENCHMARKS and
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import sys
 
@@ -18,12 +18,15 @@ K = 10
 
 
 def framework(module, variable=None):
-    """Skips where it is not there."""
-    if variable is not None:
-        if variable not in os.environ:
-            pytest.skip(f"it is no package: {variable} has to name a checkout")
+    """Skips where it is not there. What is there has to work."""
+    if variable is None:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed; make test-ecosystem does")
+    elif variable not in os.environ:
+        pytest.skip(f"no package index has it: {variable} has to name a checkout")
+    else:
         sys.path.insert(0, os.environ[variable])
-    return pytest.importorskip(module)
+    importlib.import_module(module)
 
 
 def nearest(vectors, queries, among=None):

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.common.measure import Timing, interleave, show
+from benchmarks.common.serving import shipped_daemon
 from benchmarks.service.cluster.nodes import Workload, mixed_queries, until
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.api import open_index
@@ -34,25 +31,6 @@ from hybridindex.types import F32
 __all__ = ["measure_routing"]
 
 _K = 10
-
-
-@contextmanager
-def _daemon(index: Path, keys: Path) -> Iterator[str]:
-    """Over the whole index; started as nodes are. Its URL."""
-    words = ["serve", str(index), "--port", "0", "--keys", str(keys), "--no-write", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hybridindex", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-    )
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["urls"][0]
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def _searcher(url: str, key: str, nprobe: int) -> Callable[[bytes], bytes]:
@@ -144,7 +122,7 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
     try:
         empty = NodeProcess(specs[1])
         try:
-            with _daemon(workload.path, keys) as plain:
+            with shipped_daemon(workload.path, "--keys", str(keys), "--no-write") as (_, (plain,)):
                 return _measure(workload, folder, key, plain, full, empty.url, queries, repeats)
         finally:
             empty.close()
