@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridindex.api import open_index
+from hybridindex.api import Index
+from hybridindex.cluster.nodes.calls import IndexGeneration
 from hybridindex.errors import HybridIndexError
+from hybridindex.index import Manifest, open_index
 from hybridindex.types import F64, I64
 
 __all__ = ["Access", "read_access"]
@@ -23,8 +25,7 @@ _MOST_QUERIES = 4096
 class Access(NamedTuple):
     """Of one generation of an index."""
 
-    fingerprint: str
-    generation: int
+    manifest: Manifest
     #: (nlist,) int64 bytes that a node needs for each list: codes and ids.
     list_bytes: I64
     #: (nlist,) int64 bytes that a scan reads of each list.
@@ -36,34 +37,41 @@ class Access(NamedTuple):
     #: Of the profile; None: there is none.
     profile_id: int | None
 
+    @property
+    def of(self) -> IndexGeneration:
+        """Which generation."""
+        return IndexGeneration(self.manifest.fingerprint, self.manifest.generation)
 
-def read_access(index: Path, store_url: str | None = None) -> Access:
+
+def read_access(index: Path, generation: int | None = None) -> Access:
     """From the newest profile of the index's rows; without one, all lists are taken to be probed alike.
+
+    Args:
+        generation: None: the current one.
 
     Raises:
         HybridIndexError: the index cannot be opened.
     """
-    with open_index(index) as opened:
+    with Index(open_index(index, verify="quick", generation=generation)) as opened:
         ivf = opened.ivf
         spans = ivf.integrity.spans
         list_bytes = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
         profile = None
         try:
-            with opened.store(store_url, required=False) as store:
+            with opened.store(required=False) as store:
                 profile = store.load_profile(index_fingerprint=ivf.fingerprint)
         except HybridIndexError as error:
             _log.info("the plan is made without a profile: %s", error)
         if profile is None:
             work: F64 = (ivf.list_bytes * min(1.0, ivf.nprobe / ivf.nlist)).astype(np.float64)
-            return Access(ivf.fingerprint, ivf.generation, list_bytes, ivf.list_bytes, work, None, None)
+            return Access(ivf.manifest, list_bytes, ivf.list_bytes, work, None, None)
         access = profile.access
         probes = np.concatenate([access.fit_probes, access.held_probes]).astype(np.int64)
         # Planning takes seconds for thousands of queries, and the placement hardly changes with more.
         probes = probes[:: max(1, -(-len(probes) // _MOST_QUERIES))]
         counts = np.bincount(probes[probes >= 0], minlength=ivf.nlist)
         return Access(
-            ivf.fingerprint,
-            ivf.generation,
+            ivf.manifest,
             list_bytes,
             ivf.list_bytes,
             counts * ivf.list_bytes / max(1, len(probes)),

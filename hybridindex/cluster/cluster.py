@@ -466,7 +466,7 @@ class Cluster:
 
     @staticmethod
     def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:
-        from hybridindex.cluster.node_calls import NodeCalls
+        from hybridindex.cluster.nodes.calls import NodeCalls
 
         said = NodeCalls(url, key, tls).nodes()
         return {node["name"]: node["url"] for node in said["nodes"]}, int(said["dim"])

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.cluster.access import Access, read_access
-from hybridindex.cluster.node_calls import NodeCalls
+from hybridindex.cluster.looking import Looking
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.nodes.taking import Taking, close_others, drop_spare, side_by_side, wait_until_seen
+from hybridindex.cluster.nodes.watch import LOOK_S, Watch
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
-from hybridindex.cluster.taking import Taking, side_by_side
-from hybridindex.cluster.watch import LOOK_S, Watch
 from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, ServiceError, UnreachableError
-from hybridindex.index.share.ranges import mask_of
+from hybridindex.index import read_manifest
 from hybridindex.partitioner.nodes.drift import judge_drift
 from hybridindex.partitioner.nodes.moves import moves, repair
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
@@ -38,8 +39,11 @@ _log = logging.getLogger(__name__)
 
 #: Between two looks at lists on their way.
 _POLL_S = 0.2
-#: For nodes that are new to answer; and for a change that takes a moment to end.
-_START_S, _MOMENT_S = 120.0, 5.0
+#: Between two looks whether the index was compacted; and after a generation that nodes could not go on to.
+_NEWER_S, _NEWER_AGAIN_S = 1.0, 10.0
+#: For nodes that are new to answer; for a change that takes a moment to end; and for a node to let another generation
+#: of the index serve.
+_START_S, _MOMENT_S, _SWITCH_S = 120.0, 5.0, 10.0
 
 #: Told bytes that were copied so far, and of how many.
 Progress = Callable[[int, int], None]
@@ -71,10 +75,13 @@ class Manager:
         self._folder, self._key, self._tls = folder, key, tls
         kept = read_state(folder)
         self._state = kept or ClusterState(cluster=cluster, index=str(index), request=request)
-        self.access: Access = read_access(Path(self._state.index))
         map_ = self._state.map
-        if map_ is not None:
-            self._check_serves(self.access, map_.fingerprint, map_.generation)
+        self.access: Access = read_access(Path(self._state.index), None if map_ is None else map_.generation)
+        if map_ is not None and self.access.of.fingerprint != map_.fingerprint:
+            raise InvalidInputError(
+                f"generation {map_.generation} of {self._state.index} is {self.access.of.fingerprint}, and the cluster "
+                f"serves {map_.fingerprint}; stop the cluster and start it anew"
+            )
         self._lock = threading.RLock()
         #: Held by who changes the placement.
         self._changing = threading.Lock()
@@ -88,6 +95,8 @@ class Manager:
         self._repaired: tuple[tuple[bool, ...], tuple[str, ...]] | None = None
         #: No repair before; after one that failed.
         self._not_before_s = 0.0
+        #: Nodes have no generation open but that of the map, as far as they answer.
+        self._is_clean = False
         self._thread = threading.Thread(target=self._run, name="hybridindex-manager", daemon=True)
         for entry in self._state.nodes:
             self._watch(entry)
@@ -95,16 +104,26 @@ class Manager:
         #: What recent queries said of the placement; and how often lists moved for it.
         self._drift: dict[str, Any] = {"queries": 0, "local_share": None, "best_local_share": None}
         self._n_refreshes = 0
-        self._refreshing = threading.Thread(target=self._refresh, name="hybridindex-drift", daemon=True)
+        self._newer = Looking(
+            self._go_on,
+            name="hybridindex-newer",
+            words="nodes go on with the generation that they serve",
+            every_s=_NEWER_S,
+            again_s=_NEWER_AGAIN_S,
+        )
+        self._looking = [self._newer]
         if self._state.request.refresh_s is not None:
-            self._refreshing.start()
+            words = "lists were not moved for what is asked lately"
+            every_s = self._state.request.refresh_s
+            self._looking.append(Looking(self.refresh, name="hybridindex-drift", words=words, every_s=every_s))
 
-    def _check_serves(self, access: Access, fingerprint: str, generation: int) -> None:
-        """Raises InvalidInputError: the index is not the one that the cluster serves."""
-        if (access.fingerprint, access.generation) != (fingerprint, generation):
+    def _check_follows(self, access: Access) -> None:
+        """Raises InvalidInputError: nodes cannot go on to it from the generation that they serve."""
+        if access.manifest.lineage != self.access.manifest.lineage:
             raise InvalidInputError(
-                f"{self._state.index} has generation {access.generation} of {access.fingerprint}, and the cluster "
-                f"serves generation {generation} of {fingerprint}; stop the cluster and start it anew"
+                f"{self._state.index} was built anew: it has generation {access.of.generation} of "
+                f"{access.of.fingerprint}, and the cluster serves generation {self.access.of.generation} of "
+                f"{self.access.of.fingerprint}; stop the cluster and start it anew"
             )
 
     # Nodes
@@ -155,6 +174,7 @@ class Manager:
         if self._changing.acquire(blocking=False):
             try:
                 self._tell_who_serves()
+                self._is_clean = self._is_clean or close_others(self._nodes.values(), map_.generation)
             finally:
                 self._changing.release()
         away, serving = self._away(map_), self._serving(map_)
@@ -226,13 +246,13 @@ class Manager:
         gone = np.uint64(sum(1 << i for i in lost))
         planned = mended.holders | (map_.holders & gone)
         names = [entry.name for i, entry in enumerate(self._state.nodes) if i not in lost and self._can_take(i, map_)]
-        taking = self._take(map_, planned, names, None, lambda _taking: self._away(map_) != away)
+        taking = self._take(map_, self.access, planned, names, None, lambda _taking: self._away(map_) != away)
         if taking.goes_on:
             taking.stop()
         holders = self._taken(map_.holders, planned, taking)
         self._place(holders)
         # Copies of hot lists that had to make room.
-        self._drop(holders)
+        self._drop()
         if taking.errors:
             raise next(iter(taking.errors.values()))
         self._not_before_s, self._problem = 0.0, ""
@@ -279,20 +299,30 @@ class Manager:
             replicate=request.replicate,
         )
 
+    def _holders_in(self, access: Access) -> U64 | None:
+        """(nlist,) who holds the lists of a generation, or those whose place they take, by the map; None: not known."""
+        map_ = self._state.map
+        if map_ is None or access.of == self.access.of:
+            return None if map_ is None else map_.holders
+        was = access.manifest.lists_in(self.access.manifest)
+        return None if was is None else map_.holders[was]
+
+    def _plan(self, access: Access) -> NodePlan:
+        return place_lists(
+            access.list_bytes,
+            access.work,
+            self._node_request(),
+            current=self._holders_in(access),
+            probes=access.probes,
+        )
+
     def plan(self) -> NodePlan:
         """Where lists would be placed now; nothing is changed.
 
         Raises:
             InvalidInputError: more replicas than nodes, or too little memory.
         """
-        map_ = self._state.map
-        return place_lists(
-            self.access.list_bytes,
-            self.access.work,
-            self._node_request(),
-            current=None if map_ is None else map_.holders,
-            probes=self.access.probes,
-        )
+        return self._plan(self.access)
 
     def describe_plan(self) -> dict[str, Any]:
         """:meth:`plan` in words and numbers, and what it would move."""
@@ -300,18 +330,19 @@ class Manager:
         before = np.zeros_like(plan.holders) if map_ is None else map_.holders
         moving = moves(before, plan.holders, self.access.list_bytes)
         return {
-            **self._describe(plan),
+            **self._describe(plan, self.access),
             "take_bytes": int(moving.take_bytes.sum()),
             "drop_bytes": int(moving.drop_bytes.sum()),
             "changed_lists": int(np.count_nonzero(before != plan.holders)),
         }
 
     def repartition(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Plans anew from the newest profile, and moves the difference. Returns what changed.
+        """Plans anew from the newest profile, and moves the difference; where the index was compacted since, nodes go
+        on to the generation that is current now. Returns what changed.
 
         Raises:
-            BuildError: another change goes on. InvalidInputError: as :meth:`plan`. ServiceError, UnreachableError: a
-            node could not do its part; the placement before is in force.
+            BuildError: another change goes on. InvalidInputError: as :meth:`plan`, or the index was built anew.
+            ServiceError, UnreachableError: a node could not do its part; the placement before is in force.
         """
         return self._repartition(lambda: read_access(Path(self._state.index)), progress)
 
@@ -322,15 +353,16 @@ class Manager:
             raise BuildError("another change of the cluster goes on; ask again when it has ended")
         try:
             access = look()
-            self._check_serves(access, self.access.fingerprint, self.access.generation)
-            self.access = access
-            plan, map_ = self.plan(), self._state.map
+            self._check_follows(access)
+            plan, map_ = self._plan(access), self._state.map
             self._wait_for_nodes(map_)
-            before = np.zeros_like(plan.holders) if map_ is None else map_.holders
-            taken = self._change(map_, plan.holders, progress)
-            dropped = self._drop(plan.holders)
+            known = self._holders_in(access)
+            before = np.zeros_like(plan.holders) if known is None else known
+            taken = self._change(map_, access, plan.holders, progress)
+            dropped = self._drop()
             return {
-                **self._describe(plan),
+                **self._describe(plan, access),
+                "generation": access.of.generation,
                 "taken_bytes": taken,
                 "dropped_bytes": dropped,
                 "changed_lists": int(np.count_nonzero(before != plan.holders)),
@@ -338,16 +370,12 @@ class Manager:
         finally:
             self._changing.release()
 
-    def _refresh(self) -> None:
-        """On its own thread: every while, has lists move where recent queries say that this pays."""
-        every_s = self._state.request.refresh_s
-        while not self._stop.wait(every_s):
-            try:
-                self.refresh()
-            except HybridIndexError as error:
-                _log.warning("lists were not moved for what is asked lately: %s", error)
-            except Exception:  # noqa: BLE001 - the next look must come
-                _log.exception("what is asked lately could not be looked at")
+    def _go_on(self) -> None:
+        """Has nodes go on to the generation that the index was compacted into. Raises as :meth:`repartition`."""
+        map_ = self._state.map
+        if map_ is not None and read_manifest(Path(self._state.index)).generation != map_.generation:
+            done = self.repartition()
+            _log.info("nodes serve generation %d of the index", done["generation"])
 
     def refresh(self) -> dict[str, Any] | None:
         """Moves lists where recent queries of all nodes scan more of theirs where they are asked then; None: they do
@@ -370,19 +398,26 @@ class Manager:
         }
         if not drift.pays:
             return None
-        done = self._repartition(lambda: access._replace(work=drift.work, probes=probes, profile_id=None))
+
+        def look() -> Access:
+            if self.access.of != access.of:
+                raise BuildError("the nodes went on to another generation meanwhile")
+            return access._replace(work=drift.work, probes=probes, profile_id=None)
+
+        done = self._repartition(look)
         self._n_refreshes += 1
         _log.info("lists were moved for what is asked lately: %s", self._drift)
         return done
 
-    def _change(self, map_: ClusterMap | None, holders: U64, progress: Progress | None) -> int:
+    def _change(self, map_: ClusterMap | None, access: Access, holders: U64, progress: Progress | None) -> int:
         """Has all nodes take their lists, and puts the map in force; the bytes. What fails before is undone."""
         names = [entry.name for entry in self._state.nodes]
-        taking = self._take(map_, holders, names, progress, lambda taking: bool(taking.errors))
+        taking = self._take(map_, access, holders, names, progress, lambda taking: bool(taking.errors))
         if taking.errors:
             taking.undo()
             raise next(iter(taking.errors.values()))
-        self._place(holders)
+        self._place(holders, access)
+        wait_until_seen(self._nodes.values(), self._stop.is_set)
         self._problem = ""
         return taking.total_bytes
 
@@ -430,19 +465,22 @@ class Manager:
     def _take(
         self,
         map_: ClusterMap | None,
+        access: Access,
         holders: U64,
         names: Sequence[str],
         progress: Progress | None,
         ends: Callable[[Taking], bool],
     ) -> Taking:
-        """Has these nodes take the lists of ``holders`` that they lack, until they have them or ``ends`` says so."""
+        """Has these nodes take the lists of ``holders`` that they lack, until they have them or ``ends`` says so; those
+        of another generation than the map's beside what they serve."""
         wanted = {}
+        is_other = map_ is not None and access.of != self.access.of
         for i, entry in enumerate(self._state.nodes):
             own = (holders >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
-            if entry.name in names and own.any():
+            if entry.name in names and (own.any() or is_other):
                 wanted[entry.name] = own
         rate = None if map_ is None else self._state.request.copy_bytes_per_s
-        taking = Taking(self._nodes, wanted, self.access.list_bytes, rate)
+        taking = Taking(self._nodes, wanted, access.list_bytes, rate, of=access.of)
         while taking.goes_on and not ends(taking):
             if self._stop.is_set():
                 raise ServiceError("the manager stops")
@@ -455,32 +493,36 @@ class Manager:
                 time.sleep(_POLL_S)
         return taking
 
-    def _place(self, holders: U64) -> None:
-        """Puts a map with these in force."""
+    def _place(self, holders: U64, access: Access | None = None) -> None:
+        """Puts a map with these in force; ``access``: of another generation, which nodes go on to."""
         map_ = self._state.map
         serving = {} if map_ is None else dict(zip([n.name for n in map_.nodes], self._serving(map_), strict=True))
         # A node that is new has just taken its lists.
         nodes = [MapNode(name=entry.name, url=entry.url, serving=serving.get(entry.name, True))
                  for entry in self._state.nodes]  # fmt: skip
-        self._publish(tuple(nodes), holders)
+        self._publish(tuple(nodes), holders, access)
 
-    def _publish(self, nodes: tuple[MapNode, ...], holders: U64) -> None:
+    def _publish(self, nodes: tuple[MapNode, ...], holders: U64, access: Access | None = None) -> None:
         """Puts a new map in force: it is kept first, then every node that answers gets it."""
+        access = access or self.access
         before = self._state.map
         version = self._newest_version() if before is None else before.version
         with self._lock:
             map_ = ClusterMap(
                 cluster=self._state.cluster,
                 version=version + 1,
-                fingerprint=self.access.fingerprint,
-                generation=self.access.generation,
+                fingerprint=access.of.fingerprint,
+                generation=access.of.generation,
                 nodes=nodes,
                 holders=np.ascontiguousarray(holders, dtype=np.uint64),
                 replicas=self._state.request.replicas,
             )
             self._save(map=map_)
+            limit_s = _MOMENT_S if access.of == self.access.of else _SWITCH_S
+            self.access = access
+        self._is_clean = False
         serving = [self._nodes[node.name] for node in nodes if node.serving and node.name in self._nodes]
-        for name, error in side_by_side(serving, lambda node: node.calls.apply(map_, _MOMENT_S)).items():
+        for name, error in side_by_side(serving, lambda node: node.calls.apply(map_, limit_s)).items():
             if error is None:
                 self._nodes[name].has(map_)
             else:
@@ -491,59 +533,29 @@ class Manager:
         told = side_by_side(list(self._nodes.values()), lambda node: node.calls.node()["map_version"])
         return max((version for version in told.values() if isinstance(version, int)), default=0)
 
-    def _drop(self, holders: U64) -> int:
-        """Has nodes that have the newest map give up what it does not name; the bytes."""
+    def _drop(self) -> int:
+        """Has nodes give up what the map in force does not name; the bytes."""
         map_ = self._state.map
         assert map_ is not None
-        numbers = {entry.name: i for i, entry in enumerate(self._state.nodes)}
-
-        def drop(node: Watch) -> int:
-            held = mask_of(node.calls.node()["held"], len(holders))
-            spare = held & ~(holders >> np.uint64(numbers[node.entry.name]) & np.uint64(1)).astype(np.bool_)
-            return node.calls.drop(spare) if spare.any() else 0
-
-        nbytes = 0
-        nodes = [node for node in self._nodes.values() if node.version == map_.version]
-        for name, dropped in side_by_side(nodes, drop).items():
-            if isinstance(dropped, HybridIndexError):
-                _log.warning("node %s keeps lists that it does not need: %s", name, dropped)
-            else:
-                nbytes += dropped
-        return nbytes
+        return drop_spare(self._nodes.values(), map_)
 
     # What it tells
 
-    def _describe(self, plan: NodePlan) -> dict[str, Any]:
+    def _describe(self, plan: NodePlan, access: Access) -> dict[str, Any]:
         return {
             "fan_out": plan.fan_out,
             "local_share": plan.local_share,
-            "profile_id": self.access.profile_id,
+            "profile_id": access.profile_id,
             "explanation": plan.explain(),
             "node_bytes": dict(zip([entry.name for entry in self._state.nodes], plan.node_bytes.tolist(), strict=True)),
         }
 
     def status(self) -> dict[str, Any]:
         """For people, and for clients that look for nodes."""
-        state, map_ = self._state, self._state.map
-        bytes_of = self.access.list_bytes
-        nodes = []
-        for entry in state.nodes:
-            own = None if map_ is None else map_.index_of(entry.name)
-            held = None if map_ is None or own is None else map_.held_by(own)
-            node = self._nodes[entry.name]
-            nodes.append(
-                {
-                    "name": entry.name,
-                    "url": entry.url,
-                    "state": node.state,
-                    "problem": node.problem,
-                    "drains": entry.drains,
-                    "lists": 0 if held is None else int(held.sum()),
-                    "bytes": 0 if held is None else int(bytes_of[held].sum()),
-                    "memory_bytes": entry.memory_bytes,
-                    "map_version": node.version,
-                }
-            )
+        with self._lock:
+            state, map_, access = self._state, self._state.map, self.access
+        bytes_of = access.list_bytes
+        nodes = [self._nodes[entry.name].describe(map_, bytes_of) for entry in state.nodes]
         up = [False] * len(nodes) if map_ is None else self._serving(map_)
         refused = (f"node {node['name']}: {node['problem']}" for node in nodes if node["state"] == "refused")
         below = nobody = None
@@ -554,8 +566,8 @@ class Manager:
         return {
             "cluster": state.cluster,
             "index": state.index,
-            "fingerprint": self.access.fingerprint,
-            "generation": self.access.generation,
+            "fingerprint": access.of.fingerprint,
+            "generation": access.of.generation,
             "map_version": 0 if map_ is None else map_.version,
             "replicas": state.request.replicas,
             "replicate": state.request.replicate,
@@ -565,7 +577,7 @@ class Manager:
             "lists_of_nobody": nobody,
             "changing": self._changing.locked(),
             "drift": {**self._drift, "refreshes": self._n_refreshes},
-            "problem": self._problem or next(refused, ""),
+            "problem": self._problem or next(refused, "") or self._newer.problem,
             "nodes": nodes,
         }
 
@@ -580,8 +592,8 @@ class Manager:
         self._stop.set()
         self._event.set()
         self._thread.join()
-        if self._refreshing.ident is not None:
-            self._refreshing.join()
+        for looking in self._looking:
+            looking.close()
         for node in self._nodes.values():
             node.stop(wait=False)
         for node in self._nodes.values():

@@ -11,13 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hybridindex import filesystem
-from hybridindex.cluster.node_calls import NodeCalls
-from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ServiceError
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.errors import (
+    CorruptIndexError,
+    HybridIndexError,
+    IndexFormatError,
+    InvalidInputError,
+    MissingFileError,
+    ServiceError,
+)
 from hybridindex.index import read_manifest
 from hybridindex.index.share.share import create_share, renew_share
 from hybridindex.index.share.source import FolderSource
@@ -97,19 +105,32 @@ class NodeProcess:
         self._wait_until_it_listens()
 
     def _make_share(self) -> None:
-        """The share of an earlier start, where it is of the same generation, with the attributes that the index has
-        now; else a new one."""
-        source, found = FolderSource(self._spec.index, generation=self._spec.generation, is_followed=True), None
+        """The share of an earlier start, where it is of the generation that this node was started for, or of a later
+        one that it went on to, with the attributes that the index has now; else a new one."""
+        source = FolderSource(self._spec.index, generation=self._generation(), is_followed=True)
         if filesystem.is_dir(self._share):
             try:
-                found = read_manifest(self._share)
-            except HybridIndexError as error:
-                _log.warning("the share of an earlier start is not used: %s", error)
-            if found is not None and found == source.manifest:
                 renew_share(self._share, source)
+            except (IndexFormatError, InvalidInputError) as error:
+                _log.warning("the share of an earlier start is not used: %s", error)
+            else:
                 return
             filesystem.remove_tree(self._share)
         create_share(self._share, source)
+
+    def _generation(self) -> int | None:
+        """To start with. The cluster may serve another one by now: its manager says so."""
+        asked = self._spec.generation
+        if asked is None:
+            asked = read_manifest(self._spec.index).generation
+        with suppress(HybridIndexError):
+            kept = read_manifest(self._share)
+            if kept.generation >= asked and kept == read_manifest(self._spec.index, kept.generation):
+                return kept.generation
+        try:
+            return read_manifest(self._spec.index, asked).generation
+        except CorruptIndexError:
+            return None  # it was removed since: the current one
 
     def _make_keys(self) -> Path:
         """A key file with the cluster's keys alone."""
@@ -128,19 +149,21 @@ class NodeProcess:
             port = int(filesystem.read_text(file))
         except (MissingFileError, ValueError):
             port = 0
-        for asked in (port, 0):
-            with socket.socket(socket.AF_INET6 if ":" in self._spec.host else socket.AF_INET) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    tried.bind((self._spec.host, asked))
-                except OSError:
-                    continue
-                port = int(tried.getsockname()[1])
-                break
-        else:
+        found = self._free_port(port) or self._free_port(0)
+        if found is None:
             raise InvalidInputError(f"host is {self._spec.host!r}, where this machine cannot listen")
-        filesystem.replace_file(file, str(port))
-        return port
+        filesystem.replace_file(file, str(found))
+        return found
+
+    def _free_port(self, port: int) -> int | None:
+        """This one, or for 0 any; None: it is taken."""
+        with socket.socket(socket.AF_INET6 if ":" in self._spec.host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((self._spec.host, port))
+            except OSError:
+                return None
+            return int(tried.getsockname()[1])
 
     def _start(self) -> str:
         spec = self._spec
@@ -189,13 +212,23 @@ class NodeProcess:
     def _run(self) -> None:
         """On the thread that lives as long as the daemon may: the kernel ends it with the *thread* that started it."""
         try:
-            self.url = self._start()
+            self.url = self._start_first()
         except BaseException as error:  # noqa: BLE001 - raised again by who makes this
             self._failure = error
             return
         finally:
             self._listens.set()
         self._watch()
+
+    def _start_first(self) -> str:
+        """On another port where somebody took the one that was free; nobody knows it yet."""
+        try:
+            return self._start()
+        except ServiceError:
+            if self._free_port(self._port) is not None:
+                raise
+            self._port = self._choose_port()
+            return self._start()
 
     def _wait_until_it_listens(self) -> None:
         self._listens.wait()

@@ -87,12 +87,14 @@ def save(index: IVFIndex, path: str | Path, *, replace: bool = False, progress: 
     return open_index(path, verify="quick")
 
 
-def read_manifest(path: str | Path) -> Manifest:
-    """The manifest of the current generation; reads nothing else and needs no faiss.
+def read_manifest(path: str | Path, generation: int | None = None) -> Manifest:
+    """The manifest of the current generation, or of that of a number; reads nothing else and needs no faiss.
 
     Raises:
         InvalidInputError, UnsupportedIndexError, CorruptIndexError: as :func:`open_index`.
     """
+    if generation is not None:
+        return _read_manifest(as_path(path) / generation_name(generation))
     return _of_current(as_path(path), _read_manifest)
 
 
@@ -185,8 +187,14 @@ def _verify_generation(generation: Path, *, beside: bool = False) -> Manifest:
     return manifest
 
 
-def open_index(path: str | Path, verify: Verify = "full", *, changes_of: str | Path | None = None) -> IVFIndex:
-    """Open the current generation, memory-mapped.
+def open_index(
+    path: str | Path,
+    verify: Verify = "full",
+    *,
+    changes_of: str | Path | None = None,
+    generation: int | None = None,
+) -> IVFIndex:
+    """Open the current generation, or that of a number, memory-mapped.
 
     ``verify="full"`` reads all files once (several GB/s from the page cache); "quick" trusts the bytes of ``lists.bin``
     but still checks its size, the manifest, the model and the table. A ``blocks16`` index is converted to ``rows``
@@ -207,6 +215,8 @@ def open_index(path: str | Path, verify: Verify = "full", *, changes_of: str | P
     directory = as_path(path)
     require_faiss()
     whole = None if changes_of is None else as_path(changes_of)
+    if generation is not None:
+        return _open_generation(directory, directory / generation_name(generation), verify, whole)
     return _of_current(directory, lambda generation: _open_generation(directory, generation, verify, whole))
 
 

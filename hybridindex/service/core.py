@@ -9,8 +9,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.changes.documents import DocumentWriter
+from hybridindex.service.changes.members import Members
 from hybridindex.service.changes.rows import RowWriter
 from hybridindex.service.changes.served_plan import ServedPlan
 from hybridindex.service.cluster.member import Member
@@ -45,15 +47,16 @@ from hybridindex.service.describe import describe
 from hybridindex.service.intake.machine_memory import default_request_memory
 from hybridindex.service.intake.request_memory import RequestMemory
 from hybridindex.service.reload import Generations
-from hybridindex.service.searches import Observation, SearchRequest, SearchTrace, Traces, joined
-from hybridindex.service.serving import (
-    MakeRefresher,
-    Prepared,
-    Serving,
-    open_serving,
-    prepare,
-    without_paths,
+from hybridindex.service.searches import (
+    TURN_CELLS,
+    Observation,
+    SearchRequest,
+    SearchTrace,
+    Traces,
+    joined,
+    load_of,
 )
+from hybridindex.service.serving import MakeRefresher, Prepared, Serving, open_serving, prepare, without_paths
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up_current
 from hybridindex.store.control import ControlStore
@@ -66,17 +69,8 @@ _log = logging.getLogger(__name__)
 #: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
 _FILTERS = {"allow_ids", "deny_ids", "where"}
-#: Queries times their nprobe, k or candidates in one turn of a large request: others wait for no more than a turn.
-_TURN_CELLS = 1 << 17
-#: A query of more cells counts as several: as many turns share the router as there are small searches.
-_CELLS_PER_QUERY = 128
 #: How long the end of the service waits for a reload to notice it.
 _RELOAD_ENDS_S = 60.0
-
-
-def _load(n: int, width: int) -> int:
-    """What ``n`` queries with so large an nprobe, k or number of candidates take of the router's time, in queries."""
-    return max(n, n * width // _CELLS_PER_QUERY)
 
 
 class Service(OfOneProcess):
@@ -124,10 +118,13 @@ class Service(OfOneProcess):
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
         path, lineage = first.written
-        self.rows = RowWriter(path, allowed=config.write, durability=config.durability, lineage=lineage)
+        served = None if lineage is None else lambda: self.generations.current.generation
+        self.rows = RowWriter(path, allowed=config.write, durability=config.durability, lineage=lineage, served=served)
         self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()
+        #: What connects it to the other nodes of its cluster; None: it is of none.
+        self.members = None if first.member is None else Members(self.generations, self._one_change)
         #: Of the store's openings, the one that knows the plan in force; None: none does.
         self._taken_up: int | None = store.openings
         self._warm = False
@@ -195,7 +192,7 @@ class Service(OfOneProcess):
 
     @property
     def member(self) -> Member | None:
-        """What connects it to the other nodes of its cluster; None: it is of none."""
+        """Of :attr:`members`, that of the generation that serves."""
         return self.generations.current.member
 
     @property
@@ -248,8 +245,8 @@ class Service(OfOneProcess):
     ) -> SearchResult:
         n, width = len(request.queries), self.router.width(request.k, request.nprobe, request.candidates)
         # A request whose arrays would be large is searched in parts, each in a turn of its own.
-        step = min(n, max(1, _TURN_CELLS // width))
-        load, at, parts = _load(step, width), 0, []
+        step = min(n, max(1, TURN_CELLS // width))
+        load, at, parts = load_of(step, width), 0, []
         await self.admission.enter(client, n, deadline_s, load=load)
         entered = answered = self.clock()
         generations = self.generations
@@ -280,7 +277,7 @@ class Service(OfOneProcess):
                     break
                 self.admission.leave(load)
                 load = 0
-                more = _load(min(step, n - at), width)
+                more = load_of(min(step, n - at), width)
                 await self.admission.enter(client, n - at, load=more, admitted=True)
                 load = more
         finally:
@@ -470,19 +467,15 @@ class Service(OfOneProcess):
             OverloadedError: a change of the plan or another reload is under way, or the daemon is about to stop.
         """
         if self.member is not None and not stay:
-            raise ReloadError("a node of a cluster serves one generation; start the cluster anew for another")
-        with self.changes.one_change("plan or index"), self._reloading:
+            raise ReloadError("a node of a cluster goes on to another generation with its cluster, which sees to that")
+        with self._one_change():
             return self.generations.reload(reason, stay=stay)
 
-    def compacted(self) -> bool:
-        """Whether this service's own compaction made another generation, or those of other processes left the one that
-        serves behind, so that it cannot know of changes any more; and no reload has met it. Blocks."""
-        current = self.generations.current
-        changes = current.index.ivf.rows.live
-        # Also where nobody searches: what it does not read in time is lost.
-        changes.current()
-        left = self.rows.is_ahead_of(current.generation) or changes.lost is not None
-        return left and self.generations.changed()
+    @contextmanager
+    def _one_change(self) -> Iterator[None]:
+        """Of what serves. OverloadedError: another one is under way."""
+        with self.changes.one_change("plan or index"), self._reloading:
+            yield
 
     # State
 
@@ -551,7 +544,7 @@ class Service(OfOneProcess):
         """
         openings = self.store.openings
         try:
-            with self.changes.one_change("plan or index"), self._reloading:
+            with self._one_change():
                 self.generations.take_up_store()
         except StoreError as error:
             self._note_untaken(error)
@@ -593,6 +586,8 @@ class Service(OfOneProcess):
         self.rows.close()
         self.documents.close()
         self.sessions.close_all()
+        if self.members is not None:
+            self.members.close()
         self.generations.close()
         try:
             self.store.close()

@@ -316,12 +316,28 @@ class Generations:
 
     def _open_next(self, found: Manifest) -> str:
         """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
-        before, config = self._current, self.config
+        before = self._current
         _same_questions(before.index.ivf.manifest, found)
-        _, codes = self._look()
-        index = ServedIndex(open_index(before.index.path))
+        first = self.open_beside(ServedIndex(open_index(before.index.path)))
+        self._swap(first)
+        try:
+            self._retire(before)
+            self._open_devices_again(first, before)
+        except HybridIndexError as error:
+            self._note_devices(error)
+        return first.choice.origin
+
+    def open_beside(self, index: ServedIndex) -> Serving:
+        """What can serve another generation, warm, on the host; nobody is sent there yet. Closes the index where that
+        fails.
+
+        Raises:
+            InvalidInputError: clients could not go on with it. OverloadedError: the daemon is about to stop.
+        """
+        before, config = self._current, self.config
         try:
             _same_questions(before.index.ivf.manifest, index.ivf.manifest)
+            _, codes = look_at(index.path, config.router, index.ivf.generation)
             choice = self._plan_of(index, before)
             first = open_serving(
                 index, choice, config, self._store, self._make_refresher, on_host=bool(config.router.devices)
@@ -332,22 +348,56 @@ class Generations:
                 if self._stopping():
                     raise OverloadedError("the daemon is about to stop", retry_after_s=1)
             except BaseException:
-                close_serving(first)
+                close_serving(first, index=False)
                 raise
         except BaseException:
             index.close()
             raise
+        return first
+
+    def serve_beside(self, first: Serving) -> Serving:
+        """Lets what :meth:`open_beside` opened serve from now on; what served before, which is the caller's to retire.
+
+        Raises:
+            OverloadedError: the daemon is about to stop.
+        """
+        before = self._current
+        if self._stopping():
+            raise OverloadedError("the daemon is about to stop", retry_after_s=1)
         self._swap(first)
+        return before
+
+    def retire_for_others(self, old: Serving, replace: Callable[[Serving], None]) -> None:
+        """Ends the searches and sessions of ``old`` here, and lets its devices go to what serves now. It goes on, on
+        the host, for other nodes, which still ask for its lists, and is the caller's to close. Blocks.
+
+        Args:
+            replace: told what goes on in its place, where that is another router; it is asked from then on.
+        """
         try:
-            self._retire(before)
-            if config.router.devices and not self._stopping():
-                if choice.origin == "carried over":  # an update may have ended since
-                    choice = self._carried_over(before)
-                self._open_devices(choice)
+            self._empty(old)
+            for session in self._sessions.move(lambda session: self._moved(session, old, self._current)):
+                session.close()
+            if old.router.devices:
+                same = PlanChoice(plan=old.router.plan, plan_id=old.plan_id)
+                heir = open_serving(old.index, same, self.config, self._store, None, on_host=True)
+                replace(heir)
+                close_serving(old, index=False)
+            self._open_devices_again(self._current, old)
         except HybridIndexError as error:
-            _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
-            first.note = f"the devices could not be opened, the host serves: {error}"
-        return choice.origin
+            self._note_devices(error)
+
+    def _open_devices_again(self, first: Serving, before: Serving) -> None:
+        """For a generation that serves on the host since it took the place of ``before``."""
+        if not self.config.router.devices or self._stopping():
+            return
+        # An update of the plan may have ended since.
+        self._open_devices(self._carried_over(before) if first.choice.origin == "carried over" else first.choice)
+
+    def _note_devices(self, error: HybridIndexError) -> None:
+        now = self._current
+        _log.exception("the devices could not be opened for generation %d: the host serves", now.generation)
+        now.note = f"the devices could not be opened, the host serves: {error}"
 
     def _plan_of(self, index: Index, before: Serving) -> PlanChoice:
         """The plan in force where the content is the same, else a stored plan, else one for the same request. Where
@@ -436,14 +486,7 @@ class Generations:
         Raises:
             HybridIndexError: its sessions, and so its devices, stay with it.
         """
-        if old.refresher is not None:
-            old.refresher.stop()
-        old.router.settle()
-        with self._idle:
-            if not self._idle.wait_for(lambda: not old.users, _DRAIN_S):
-                _log.error("%d searches of generation %d do not end", old.users, old.generation)
-        if old.refresher is not None:
-            old.refresher.close()
+        self._empty(old)
         same_index = old.index is self._current.index
         if not self._n_sessions(old):
             close_serving(old, index=not same_index)
@@ -472,6 +515,17 @@ class Generations:
                 with self._idle:
                     self._retired.append(heir)
 
+    def _empty(self, old: Serving) -> None:
+        """Waits for the searches in what served before, and ends its refresher."""
+        if old.refresher is not None:
+            old.refresher.stop()
+        old.router.settle()
+        with self._idle:
+            if not self._idle.wait_for(lambda: not old.users, _DRAIN_S):
+                _log.error("%d searches of generation %d do not end", old.users, old.generation)
+        if old.refresher is not None:
+            old.refresher.close()
+
     def _moved(self, session: Session, old: Serving, heir: Serving) -> Session | None:
         opened = self._opened[session]
         if opened.serving is not old:
@@ -492,7 +546,8 @@ class Generations:
 
     def remove_replaced(self) -> list[int]:
         """Removes generations on disk that the one that serves replaced, unless they shall stay; their numbers."""
-        if self.config.keep_replaced:
+        # A node has others open while its cluster goes from one to another.
+        if self.config.keep_replaced or self._current.member is not None:
             return []
         try:
             return remove_replaced(self._current.index.path, serving=self._current.generation)

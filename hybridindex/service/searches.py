@@ -12,7 +12,17 @@ import numpy as np
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.types import F32, I64, SearchResult
 
-__all__ = ["Observation", "SearchRequest", "SearchTrace", "Traces", "joined"]
+__all__ = ["TURN_CELLS", "Observation", "SearchRequest", "SearchTrace", "Traces", "joined", "load_of"]
+
+#: Queries times their nprobe, k or candidates in one turn of a large request: others wait for no more than a turn.
+TURN_CELLS = 1 << 17
+#: A query of more cells counts as several: as many turns share the router as there are small searches.
+_CELLS_PER_QUERY = 128
+
+
+def load_of(n: int, width: int) -> int:
+    """What ``n`` queries with so large an nprobe, k or number of candidates take of the router's time, in queries."""
+    return max(n, n * width // _CELLS_PER_QUERY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from hybridindex.errors import (
     ProfileMismatchError,
     StoreError,
 )
-from hybridindex.index import Manifest, open_index, read_manifest
+from hybridindex.index import Manifest, open_index, read_manifest, remove_replaced
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rabitq.codes import read_spec
 from hybridindex.index.rabitq.spec import RabitqSpec
@@ -98,6 +98,8 @@ class Serving:
 
     index: Index
     router: Router
+    #: The plan that it was opened with, and where that came from.
+    choice: PlanChoice
     plan_id: int | None = None
     refresher: Refresher | None = None
     #: Why it serves without a plan or devices that were asked for; empty where it does not.
@@ -167,6 +169,9 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
     """
     _, codes = look_at(path, config.router)
     node = config.node
+    if node.name is not None:
+        # Of a change of generation that the last start of this node did not see to its end.
+        remove_replaced(path)
     index = ServedIndex(open_index(path, changes_of=None if node.name is None else node.source))
     try:
         if node.name is not None:
@@ -185,14 +190,14 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         raise
 
 
-def look_at(path: Path, config: RouterConfig) -> tuple[Manifest, RabitqSpec | None]:
-    """The generation in an index directory, and what the codes beside its rows say of themselves; None: nothing, or
-    routers of ``config`` do not scan them.
+def look_at(path: Path, config: RouterConfig, generation: int | None = None) -> tuple[Manifest, RabitqSpec | None]:
+    """The current generation in an index directory, or that of a number, and what the codes beside its rows say of
+    themselves; None: nothing, or routers of ``config`` do not scan them.
 
     Raises:
         HybridIndexError: the manifest cannot be read.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, generation)
     if precision_asked(config) == "rows":
         return manifest, None
     try:
@@ -310,6 +315,7 @@ def open_serving(
     return Serving(
         index=index,
         router=router,
+        choice=choice,
         plan_id=choice.plan_id,
         refresher=refresher,
         note=choice.note,

@@ -63,23 +63,34 @@ class PeerChanges:
 
     # A change on its way to the node that writes
 
-    def ask(self, name: str, target: str, body: bytes, *, kind: str, lines: str) -> Future[tuple[int, bytes]]:
+    def ask(
+        self, name: str, target: str, body: bytes, *, kind: str, lines: str, limit_s: float | None = None
+    ) -> Future[tuple[int, bytes]]:
         """Has node ``name`` answer a request: status and body.
 
         Args:
             target: path and query.
             kind: media type of ``body``.
             lines: further header lines, each with its end.
+            limit_s: for the answer; None: as long as for a scan.
 
         Raises (the future):
             UnreachableError: it was not sent. Exception: there is no answer, and it may have been acted upon.
         """
         future: Future[tuple[int, bytes]] = Future()
-        self._lists.call(lambda: self._ask(name, target, body, kind, lines, future))
+        limit_s = self._lists.timeout_s if limit_s is None else limit_s
+        self._lists.call(lambda: self._ask(name, target, body, kind, lines, limit_s, future))
         return future
 
     def _ask(
-        self, name: str, target: str, body: bytes, kind: str, lines: str, future: Future[tuple[int, bytes]]
+        self,
+        name: str,
+        target: str,
+        body: bytes,
+        kind: str,
+        lines: str,
+        limit_s: float,
+        future: Future[tuple[int, bytes]],
     ) -> None:
         peer = next((peer for peer in self._lists.peers() if peer.node.name == name and peer.up), None)
         if peer is None:
@@ -95,7 +106,7 @@ class PeerChanges:
             else:
                 future.set_exception(error)
 
-        peer.request(target, body, told, kind=kind, lines=lines, limit_s=self._lists.timeout_s)
+        peer.request(target, body, told, kind=kind, lines=lines, limit_s=limit_s)
 
     # Word of what was changed
 

@@ -30,15 +30,18 @@ class PeerSource:
         tls: ssl.SSLContext | None = None,
         *,
         spans: I64 | None = None,
+        generation: int | None = None,
         timeout_s: float = 10.0,
     ) -> None:
         """
         Args:
             url: ``http(s)://host:port``.
             spans: (nlist, 2, 2) int64 where codes and ids of each list lie, for :meth:`read`.
+            generation: of the lists; None: that which the node serves.
         """
         self.url = url
         self._spans, self._timeout_s, self._tls = spans, timeout_s, tls
+        self._of = {} if generation is None else {"generation": generation}
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     def files(self) -> dict[str, bytes]:
@@ -65,7 +68,7 @@ class PeerSource:
         try:
             for some in _in_requests(lists, sizes):
                 expected = sum(sum(sizes[each]) for each in some)
-                body = self._ask(connection, "POST", "/v1/cluster/lists", {"lists": some}, expected)
+                body = self._ask(connection, "POST", "/v1/cluster/lists", {"lists": some, **self._of}, expected)
                 if len(body) != expected:
                     raise UnreachableError(
                         f"{self.url} gave {len(body)} bytes of {len(some)} lists; expected {expected}"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import HybridIndexError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import ServiceError
 from hybridindex.index.share.ranges import mask_of

@@ -11,8 +11,8 @@ import hybridindex.cluster as hc
 from hybridindex.client import Client
 from hybridindex.cluster.keys import key_for_searches, make_keys, read_keys
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import AccessDeniedError, ServiceError
 from hybridindex.router import Router

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, read_state
 from hybridindex.errors import BuildError, InvalidInputError, ServiceError, UnreachableError

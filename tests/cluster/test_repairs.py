@@ -16,10 +16,10 @@ import numpy as np
 
 from hybridindex.cluster.access import read_access
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.nodes.taking import side_by_side
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
-from hybridindex.cluster.taking import side_by_side
 from hybridindex.errors import UnreachableError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.service.auth import new_key

@@ -12,8 +12,8 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.router import Router
 from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.frames import ANSWER, ASK, HEAD_BYTES, REFUSAL, frame

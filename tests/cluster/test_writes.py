@@ -19,10 +19,11 @@ from hybridindex.cluster import node_process
 from hybridindex.cluster.keys import ClusterKeys, make_keys
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import AccessDeniedError, BuildError, DuplicateIdError, InvalidInputError
-from hybridindex.index import build, read_manifest
+from hybridindex.index import build
 from hybridindex.service.auth import new_key
 from tests.cluster.searches import wait_until
 from tests.clustered import DIM, clustered, small_index
@@ -248,30 +249,68 @@ def test_nodes_begin_with_what_was_changed_before_and_keep_it(path, tmp_path):
                 rows.searching(exact(router), row[None])
 
 
-def test_a_compaction_beside_a_cluster_changes_no_answer(path, tmp_path):
-    """Nodes go on with their generation, and see what is written to the next one; also after a start."""
-    rows, fresh = Rows(), clustered(8, seed=6)
-    with running(path, tmp_path) as it:
-        with open_index(path, write=True) as index, rows.changing({5000: fresh[0]}, [3]):
-            index.add(fresh[:1], [5000])
-            index.delete([3])
-            index.compact()
-        assert read_manifest(path).generation == 2
-        with it.router() as router:
-            with rows.changing({5001: fresh[1]}, [4]):
-                router.upsert(fresh[1:2], [5001])
-                router.delete([4])
-            for i in range(3):
-                with it.router(i) as own:
-                    rows.searching(exact(own), fresh[:1])
-                    rows.searching(exact(own), fresh[1:2])
+def generations(node):
+    """State of each generation that a node has open."""
+    return {each["generation"]: each["state"] for each in NodeCalls(node.url, KEY).node()["generations"]}
+
+
+def test_nodes_go_on_to_what_the_index_was_compacted_into(path, tmp_path):
+    """While searches and changes go on. Whoever compacts it: a process beside, or a node that is asked to."""
+    rows, fresh = Rows(), clustered(400, seed=6)
+    with running(path, tmp_path) as it, it.router() as router, ExitStack() as routers:
+        each = [routers.enter_context(it.router(i)) for i in range(3)]
+        ending, errors = threading.Event(), []
+
+        def search(own, seed):
+            for query in clustered(10_000, seed=seed):
+                if ending.is_set():
+                    return
+                try:
+                    rows.searching(exact(own), query[None])
+                except Exception as error:  # noqa: BLE001 - told at the end
+                    errors.append(error)
+                    return
+
+        def change(number):
+            with rows.changing({5000 + number: fresh[number]}):
+                router.upsert(fresh[number][None], [5000 + number])
+            with rows.changing({}, [number]):
+                router.delete([number])
+
+        searching = [threading.Thread(target=search, args=(own, 20 + i)) for i, own in enumerate(each)]
+        for thread in searching:
+            thread.start()
+        try:
+            for generation in (2, 3):
+                for number in range(generation * 20, generation * 20 + 10):
+                    change(number)
+                with Client(it.nodes[generation - 1].url, key=KEY) as client:
+                    assert client.compact(wait=True)["generation"] == generation
+                number = generation * 20 + 10
+                while it.manager.status()["generation"] != generation or it.states() != ["up"] * 3:
+                    change(number)
+                    number += 1
+                wait_until(lambda now=generation: all(generations(node) == {now: "serves"} for node in it.nodes))
+                change(number)
+        finally:
+            ending.set()
+            for thread in searching:
+                thread.join()
+        assert not errors
+        assert it.manager.status()["problem"] == ""
+        for node in it.nodes:
+            share = tmp_path / node._spec.name / "share"
+            assert [folder.name for folder in share.glob("gen-*")] == ["gen-000003"]
+        # What came is in the lists, and no memory beside them holds it.
+        with open_index(path) as index:
+            assert index.ivf.generation == 3
         it.nodes[2].close()
         it.nodes[2] = it.start(2, generation=1)
         wait_until(lambda: it.states() == ["up"] * 3)
-        with it.router(2) as own:
-            rows.searching(exact(own), fresh[:1])
-        with Client(it.nodes[1].url, key=KEY) as client, pytest.raises(AccessDeniedError, match="stop the cluster"):
-            client.compact()
+        assert generations(it.nodes[2]) == {3: "serves"}
+        for row in fresh[45:50]:
+            with it.router(2) as own:
+                rows.searching(exact(own), row[None])
 
 
 def test_an_index_that_was_built_anew_takes_no_changes_of_nodes_that_serve_the_old_one(path, tmp_path):

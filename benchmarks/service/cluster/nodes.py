@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.common.clusters import import_lists, make_clusters, make_queries
 from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.partitioner.nodes.node_plan import NodePlan, holders_of
@@ -108,7 +108,7 @@ class Nodes:
         os.kill(self.processes[name].pid, number)
 
     def state(self, name: str) -> str:
-        """Of ``hybridindex.cluster.watch.NodeState``, as the manager sees it."""
+        """Of ``hybridindex.cluster.nodes.watch.NodeState``, as the manager sees it."""
         state: str = next(node["state"] for node in self.manager.status()["nodes"] if node["name"] == name)
         return state
 

@@ -17,8 +17,8 @@ from benchmarks.common.serving import shipped_daemon
 from benchmarks.service.cluster.nodes import Workload, mixed_queries, until
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.api import open_index
-from hybridindex.cluster.node_calls import NodeCalls
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
+from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.index.opening import open_index as open_ivf
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource

@@ -74,8 +74,9 @@ class IndexWriter:
         #: Maintenance has something to do now.
         self._looks = threading.Event()
         self._maintainer: threading.Thread | None = None
-        #: Whether maintenance compacts, and what is said where it has to be done otherwise.
-        self.compacts, self.cure = True, "compact it (hybridindex compact)"
+        #: Whether maintenance compacts a generation, and what is said where that has to be done otherwise.
+        self.compacts: Callable[[IVFIndex], bool] = lambda _index: True
+        self.cure = "compact it (hybridindex compact)"
         self.compactions = 0
         #: Why the last one failed; empty: it did not.
         self.problem = ""
@@ -193,7 +194,7 @@ class IndexWriter:
             raise BusyWritingError(
                 f"{index.live.added.nbytes} bytes of rows came to {index.path} since its lists were written, more than "
                 f"the {most:.0f} that are taken before these are written anew; "
-                + (f"try again in {wait_s:.0f} s" if self._keeps and self.compacts else self.cure)
+                + (f"try again in {wait_s:.0f} s" if self._keeps and self.compacts(index) else self.cure)
                 + (f"; the last attempt failed: {self.problem}" if self.problem else ""),
                 retry_after_s=wait_s,
             )
@@ -208,7 +209,7 @@ class IndexWriter:
                 if self._closed.is_set() or time.monotonic() < max(again_s, look_s):
                     continue
                 look_s = time.monotonic() + _LOOK_S
-                if self.compacts and needs_compaction(self.newest):
+                if self.compacts(self.newest) and needs_compaction(self.newest):
                     self.compact(share=_MAINTENANCE_SHARE)
                 else:
                     self.newest.live.rewrite()

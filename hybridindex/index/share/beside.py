@@ -92,7 +92,7 @@ def put_attributes(path: Path, folder: Path, manifest: Manifest, files: Mapping[
 
     Args:
         folder: of its generation.
-        files: as of :meth:`hybridindex.index.share.source.ListSource.files`.
+        files: as of :meth:`hybridindex.index.share.source.IndexSource.files`.
 
     Raises:
         CorruptIndexError: they are not what ``attributes.json`` says.

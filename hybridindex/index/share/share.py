@@ -11,6 +11,7 @@ that scanned it meanwhile is searched again.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
 import time
@@ -27,7 +28,9 @@ from hybridindex.errors import (
     BuildError,
     CorruptIndexError,
     FileError,
+    IndexFormatError,
     InvalidInputError,
+    MissingFileError,
     NotHeldError,
     UnsupportedIndexError,
     cannot_write,
@@ -35,10 +38,19 @@ from hybridindex.errors import (
 from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.share.beside import prove_ids, put_attributes, read_ids
 from hybridindex.index.share.record import read_held, render_held
-from hybridindex.index.share.source import FILES, FolderSource, ListSource
+from hybridindex.index.share.source import FILES, FolderSource, IndexSource, ListSource
 from hybridindex.index.storage.additions import adding_to_generation
 from hybridindex.index.storage.checksums import digest_bytes
-from hybridindex.index.storage.generation import GenerationWriter, as_path, read_current
+from hybridindex.index.storage.generation import (
+    CURRENT_FILE,
+    GenerationWriter,
+    as_path,
+    generation_name,
+    point,
+    read_current,
+    scratch_of,
+    writers_lock,
+)
 from hybridindex.index.storage.list_digests import list_spans, read_digests
 from hybridindex.index.storage.lists import read_table
 from hybridindex.index.storage.manifest import (
@@ -55,9 +67,13 @@ from hybridindex.index.storage.manifest import (
 from hybridindex.processes import KeptLock
 from hybridindex.types import I64
 
-__all__ = ["HoldProgress", "Share", "create_share", "renew_share"]
+__all__ = ["HoldProgress", "Share", "add_to_share", "create_share", "renew_share", "switch_share"]
+
+_log = logging.getLogger(__name__)
 
 _PAGE = mmap.PAGESIZE
+#: For another one that changes which generations there are.
+_LOCK_S = 10.0
 #: In the folder of the generation; held by who changes the share.
 _LOCK_FILE = "share.lock"
 #: Lists that come are recorded, and scanned, so far apart: batches that are under way are then searched again.
@@ -69,7 +85,7 @@ _ZEROS = bytes(1 << 20)
 HoldProgress = Callable[[int, int], None]
 
 
-def create_share(path: str | Path, source: ListSource) -> None:
+def create_share(path: str | Path, source: IndexSource) -> None:
     """Makes a share at ``path``, new or empty, that holds no list yet. It has the fingerprint and the generation of the
     index.
 
@@ -119,11 +135,60 @@ def renew_share(path: str | Path, source: FolderSource) -> None:
         CorruptIndexError: the index has other ids than its digests say. UnreadableIndexError: a file cannot be read.
         BuildError: another process is writing. DiskFullError: no room.
     """
-    folder, raw = read_current(as_path(path)), source.file(MANIFEST_FILE)
+    _renew(read_current(as_path(path)), source)
+
+
+def add_to_share(path: str | Path, source: FolderSource) -> None:
+    """Puts a share of another generation beside the one that is current at ``path``, which stays so. It has no lists;
+    where it is there already, from an earlier try, it keeps those that it has, and is renewed as by
+    :func:`renew_share`.
+
+    Raises:
+        As :func:`create_share`, but for what ``path`` holds. InvalidInputError: it holds no share.
+    """
+    path = as_path(path)
+    read_current(path)
+    folder = path / generation_name(source.manifest.generation)
+    if filesystem.is_dir(folder):
+        try:
+            _renew(folder, source)
+        except (IndexFormatError, InvalidInputError, MissingFileError) as error:
+            _log.warning("what lies in %s is not used: %s", folder, error)
+        else:
+            return
+    # Whoever looks for what a writer left removes it.
+    scratch = scratch_of(path, folder.name)
+    with writers_lock(path, timeout_s=_LOCK_S):
+        for old in (folder, scratch):
+            if filesystem.exists(old):
+                filesystem.remove_tree(old)
+        try:
+            create_share(scratch, source)
+            filesystem.rename(scratch / folder.name, folder)
+            filesystem.sync_folder(path)
+        finally:
+            if filesystem.exists(scratch):
+                filesystem.remove_tree(scratch)
+
+
+def switch_share(path: str | Path, generation: int) -> None:
+    """Makes another generation of a share the current one: who opens it from now on gets that one.
+
+    Raises:
+        BuildError: another process is writing. DiskFullError, FileError: the one before is the current one.
+    """
+    path = as_path(path)
+    with writers_lock(path, timeout_s=_LOCK_S):
+        point(path, CURRENT_FILE, generation_name(generation))
+
+
+def _renew(folder: Path, source: FolderSource) -> None:
+    path, raw = folder.parent, source.file(MANIFEST_FILE)
     manifest = parse_manifest(raw, f"{MANIFEST_FILE} of the source")
     digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
     if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
         raise InvalidInputError(f"{path} is no share of the index of the source")
+    read_held(folder, manifest)
     spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
     try:
         read_ids(folder, spans, digests)

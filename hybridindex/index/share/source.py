@@ -28,19 +28,14 @@ from hybridindex.index.storage.manifest import (
     parse_manifest,
 )
 
-__all__ = ["FILES", "FolderSource", "ListSource"]
+__all__ = ["FILES", "FolderSource", "IndexSource", "ListSource"]
 
 #: What a share needs beside its lists.
 FILES = (MANIFEST_FILE, MODEL_FILE, TABLE_FILE, DIGESTS_FILE, IDS_FILE)
 
 
 class ListSource(Protocol):
-    """Gives the files of an index and the bytes of its lists. Who takes them proves them."""
-
-    def files(self) -> Mapping[str, bytes]:
-        """:data:`FILES` by name; and ``attributes.json`` with the file that it names, where there are attributes that
-        the source gives."""
-        ...
+    """Gives the bytes of the lists of an index. Who takes them proves them."""
 
     def read(self, lists: Sequence[int]) -> Iterator[tuple[int, bytes, bytes]]:
         """List id, codes and ids of each of ``lists``, each once, in any order.
@@ -48,6 +43,15 @@ class ListSource(Protocol):
         Raises:
             NotHeldError: the source does not hold some of them.
         """
+        ...
+
+
+class IndexSource(ListSource, Protocol):
+    """And the files beside them."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """:data:`FILES` by name; and ``attributes.json`` with the file that it names, where there are attributes that
+        the source gives."""
         ...
 
 
@@ -80,7 +84,7 @@ class FolderSource:
         return self._manifest
 
     def files(self) -> dict[str, bytes]:
-        """As :meth:`ListSource.files`. Where an older version wrote no digests of single lists, they are computed: all
+        """As :meth:`IndexSource.files`. Where an older version wrote no digests of single lists, they are computed: all
         of ``lists.bin`` is read.
 
         Raises:

@@ -70,6 +70,7 @@ __all__ = [
     "read_current",
     "refuse_share",
     "remove_generations",
+    "scratch_of",
     "unfinished",
     "unreadable",
     "unusable_path",
@@ -306,7 +307,7 @@ class GenerationWriter:
                 filesystem.discard_tree(entry)
         found = (_GENERATION.fullmatch(entry.name) for entry in entries)
         self.number = self._wanted_number or 1 + max((int(match[1]) for match in found if match), default=0)
-        self.directory = self.path / f"{_BUILDING}{generation_name(self.number)}"
+        self.directory = scratch_of(self.path, generation_name(self.number))
         filesystem.make_folder(self.directory)
 
     def open_file(self, name: str) -> OutFile:
@@ -495,6 +496,11 @@ def unfinished(path: Path) -> list[Path]:
     """What is being written, or was when its writer died: for who holds the lock, the latter."""
     pointers = (path / f"{pointer}.new" for pointer in (CURRENT_FILE, PREVIOUS_FILE))
     return [*filesystem.list_folder(path, f"{_BUILDING}*"), *filter(filesystem.exists, pointers)]
+
+
+def scratch_of(path: Path, name: str) -> Path:
+    """Where generation ``name`` is written, under the writers' lock, until it is renamed."""
+    return path / f"{_BUILDING}{name}"
 
 
 def remove_generations(path: Path, but: set[str | None]) -> list[int]:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from hybridindex.errors import CorruptIndexError
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.index.storage.layout import Layout
@@ -100,6 +103,19 @@ class Manifest(GenerationSpec):
     def lineage(self) -> str:
         """The same for all generations that were compacted from one that was built."""
         return str(self.notes.get("lineage", self.fingerprint))
+
+    def lists_in(self, other: Manifest) -> npt.NDArray[np.int64] | None:
+        """(nlist,) int64 for each list here that of ``other`` whose place it takes: from which most of its rows are;
+        None: neither was compacted into the other."""
+        same = self.nlist == other.nlist and (self.fingerprint, other.fingerprint)
+        if self.notes.get("compacted") == other.fingerprint:
+            parents = self.notes.get("parents")
+            if parents is not None:
+                found = np.asarray(parents, dtype=np.int64)
+                return found if found.shape == (self.nlist,) and (found < other.nlist).all() else None
+        elif other.notes.get("compacted") != self.fingerprint or other.notes.get("parents") is not None:
+            return None
+        return np.arange(self.nlist, dtype=np.int64) if same else None
 
 
 def content_fingerprint(manifest_values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:

@@ -1,1 +1,1 @@
-"""How the plan that serves is changed, alone or with those of other indexes."""
+"""How what is served is changed: the plan, alone or with those of other indexes; rows; the generation of a node."""

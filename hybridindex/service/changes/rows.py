@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 
 Durability = Literal["synced", "written"]
 
-#: How lists of a cluster are written anew.
-_CURE = "stop the cluster, compact the index (hybridindex compact), and start the cluster again"
+#: Of a cluster.
+_CURE = "try again when its nodes have gone on to the generation that was compacted last"
 #: How long the end of the service waits for a compaction. One that goes on leaves the old generation or the new one.
 _CLOSES_S = 20.0
 
@@ -75,16 +75,18 @@ class RowWriter:
         allowed: bool = True,
         durability: Durability = "synced",
         lineage: str | None = None,
+        served: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens nothing: the first change does.
 
         Args:
-            lineage: of the index of a cluster, of which a node serves one generation as long as it runs: no other
-                lineage is written, and nothing is compacted. None: it is served as a whole.
+            lineage: of the index of a cluster: no other one is written. None: it is served as a whole.
+            served: the generation that a node of a cluster serves: no other one is compacted, for nodes go on to the
+                newest, one after the other.
         """
         self._path = path
-        self._lineage = lineage
+        self._lineage, self._served = lineage, served
         self.allowed = allowed
         self._durability = durability
         self._clock = clock
@@ -164,9 +166,9 @@ class RowWriter:
     def compact(self) -> dict[str, Any]:
         """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
         yet."""
-        if self._lineage is not None:
-            raise WritesOffError(f"the nodes of a cluster go on with the generation that they have: {_CURE}")
         with self._writing() as index:
+            if not index.writer.compacts(index.writer.newest):
+                raise BuildError(f"generation {index.writer.newest.generation} does not serve yet; {_CURE}")
             done = index.writer.compact(self._stop)
             self._note_shape(index)
             rows = {} if done is None else {"count": done.count, "split": done.n_split, "dissolved": done.n_dissolved}
@@ -254,8 +256,10 @@ class RowWriter:
                 self._failed = self._clock(), error
                 raise
             self._failed = None
+            if (served := self._served) is not None:
+                index.writer.compacts = lambda newest: newest.generation == served()
             if self._lineage is not None:
-                index.writer.compacts, index.writer.cure = False, _CURE
+                index.writer.cure = _CURE
                 if index.ivf.manifest.lineage != self._lineage:
                     index.close()
                     raise BuildError(

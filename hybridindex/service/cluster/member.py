@@ -36,6 +36,7 @@ from hybridindex.router.remote.list_source import PeerSource
 from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.service.cluster.following import Following
 from hybridindex.service.cluster.recent_probes import RecentProbes
+from hybridindex.service.cluster.same_lists import SameLists
 from hybridindex.types import F32
 
 __all__ = ["KEY_VARIABLE", "MAP_FILE", "Member"]
@@ -83,6 +84,7 @@ class Member:
         source: Path | None = None,
         memory_bytes: int | None = None,
         ca: Path | None = None,
+        before: Member | None = None,
     ) -> None:
         """
         Args:
@@ -91,6 +93,7 @@ class Member:
             source: the whole index, for lists that no other node has; ``index`` was opened with its changes.
             memory_bytes: that lists may take here; told to the manager.
             ca: certificates that those of other nodes are checked with.
+            before: of another generation, which serves meanwhile: lists that have not changed come from there.
 
         Raises:
             InvalidInputError: it is no share, or a setting is wrong.
@@ -102,7 +105,8 @@ class Member:
         self._index, self._share = index, index.share
         #: The whole index, of which it has a share.
         self.source = source
-        self._memory_bytes = memory_bytes
+        self.memory_bytes, self.ca = memory_bytes, ca
+        self._before = before
         self._key = os.environ.get(KEY_VARIABLE) or None
         self._tls = _tls(ca)
         self.remote = RemoteLists(index, name, key=self._key, tls=self._tls)
@@ -123,7 +127,8 @@ class Member:
         #: What clients asked lately.
         self.recent = RecentProbes(index)
         self._file = index.path / MAP_FILE
-        self._resume()
+        if before is None:
+            self._resume()
 
     @property
     def number(self) -> int:
@@ -133,6 +138,15 @@ class Member:
     def know(self, number: int) -> int:
         """Looks for change ``number``, a moment long; the last one that searches see then."""
         return self.number if self.following is None else self.following.until(number, KNOWN_WITHIN_S)
+
+    def serves(self, map_: ClusterMap) -> bool:
+        """Whether a map is of the generation of the index that this is of."""
+        return (map_.fingerprint, map_.generation) == (self._index.fingerprint, self._index.generation)
+
+    @property
+    def index(self) -> IVFIndex:
+        """The share."""
+        return self._index
 
     @property
     def share(self) -> Share:
@@ -238,21 +252,25 @@ class Member:
             try:
                 self._share.hold(left, source, bytes_per_s=bytes_per_s, progress=told, stop=job.stop)
             except HybridIndexError as error:
-                _log.warning("lists could not be taken from %s: %s", getattr(source, "url", "the whole index"), error)
+                _log.warning("lists could not be taken from %s: %s", getattr(source, "url", "a share or index"), error)
                 problem = error
         left = lists[~self._share.held[lists]].tolist()
         if left and not job.stop.is_set():
             raise problem or NotHeldError(f"no node that answers has list {left[0]}, and {len(left) - 1} others")
 
     def _sources(self) -> Iterator[tuple[ListSource, npt.NDArray[np.bool_]]]:
-        """Who may have lists, and which: nodes that answer, in turn, then the whole index."""
+        """Who may have lists, and which: what served before, nodes that answer, in turn, then the whole index."""
         map_, nlist = self.remote.map, self._index.nlist
+        if self._before is not None:
+            same = SameLists(self._index, self._before.index)
+            yield same, same.has
         if map_ is not None:
             up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")}
             nodes = [(i, node) for i, node in enumerate(map_.nodes) if node.name in up]
             own, spans = map_.index_of(self.remote.name) or 0, self._index.integrity.spans
             for i, node in sorted(nodes, key=lambda each: (each[0] - own) % len(map_.nodes)):
-                source = PeerSource(node.url, self._key, self._tls, spans=spans, timeout_s=_PEER_S)
+                of = self._index.generation
+                source = PeerSource(node.url, self._key, self._tls, spans=spans, generation=of, timeout_s=_PEER_S)
                 yield source, map_.held_by(i)
         if self.source is not None:
             yield FolderSource(self.source, generation=self._index.generation), np.ones(nlist, dtype=np.bool_)
@@ -286,7 +304,7 @@ class Member:
             "map_version": 0 if map_ is None else map_.version,
             "held": ranges_of(self._share.held),
             "held_bytes": self._share.held_bytes,
-            "memory_bytes": self._memory_bytes,
+            "memory_bytes": self.memory_bytes,
             "nobody_has": len(self.remote.nobody_has()),
             "changes": self._changes(),
             "holding": None if job is None else job.status(),

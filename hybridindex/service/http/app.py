@@ -124,8 +124,8 @@ def create_app(
 
 def _between_nodes(first: Service | None, keyring: Keyring | None, metrics: Metrics) -> ClusterRoutes | None:
     """What other nodes of the first index's cluster ask; None: it is of none."""
-    member = None if first is None else first.member
-    return None if first is None or member is None else ClusterRoutes(first, member, keyring, metrics)
+    members = None if first is None else first.members
+    return None if first is None or members is None else ClusterRoutes(first, members, keyring, metrics)
 
 
 @contextlib.asynccontextmanager

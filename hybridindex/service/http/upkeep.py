@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from hybridindex.errors import OverloadedError, ReloadError
-from hybridindex.service.cluster.member import Member
+from hybridindex.service.changes.members import Members
 from hybridindex.service.core import Service
 from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.observe.events import DeviceWatch
@@ -78,7 +78,7 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
         while True:
             await asyncio.sleep(_COMPACTED_S)
             try:
-                if await asyncio.to_thread(service.compacted):
+                if await asyncio.to_thread(_compacted, service):
                     await calls.change("", service.reload, "compaction")
             except OverloadedError as error:
                 _log.info("a compacted generation is there, and waits: %s", error)
@@ -87,9 +87,10 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             except Exception:  # noqa: BLE001 - the next generation must be seen
                 _log.exception("the index could not be looked at; it is tried again")
 
-    async def leave_writing(member: Member) -> None:
+    async def leave_writing(members: Members) -> None:
         while True:
             await asyncio.sleep(_FOLLOW_S)
+            member = members.current
             if service.rows.keeps and member.changes.writer() != member.remote.name:
                 try:
                     await asyncio.to_thread(service.rows.let_go)
@@ -117,8 +118,8 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
     service.start()
     endless = [sweep(), sample(), watch_devices(), keep_store(), follow_compactions()]
     endless.append(prune_now_and_then(service, partial(calls.read, "")))
-    if (member := service.member) is not None:
-        endless.append(leave_writing(member))
+    if service.members is not None:
+        endless.append(leave_writing(service.members))
     if service.config.reload == "auto":
         endless.append(follow())
     tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]
@@ -129,3 +130,14 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         calls.close()
+
+
+def _compacted(service: Service) -> bool:
+    """Whether the service's own compaction made another generation, or those of other processes left the one that
+    serves behind, so that it cannot know of changes any more; and no reload has met it. Blocks."""
+    current = service.generations.current
+    changes = current.index.ivf.rows.live
+    # Also where nobody searches: what it does not read in time is lost.
+    changes.current()
+    left = service.rows.is_ahead_of(current.generation) or changes.lost is not None
+    return left and service.generations.changed()

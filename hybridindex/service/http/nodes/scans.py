@@ -9,11 +9,12 @@ from urllib.parse import parse_qsl
 
 from hybridindex.config import MAX_K
 from hybridindex.router.remote.scan_codec import AskedScan, decode_asked, encode_found
-from hybridindex.service.core import Service
+from hybridindex.service.changes.members import Members
 from hybridindex.service.http.bodies import hold
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.intake.request_memory import Charge
+from hybridindex.service.serving import Serving
 
 __all__ = ["Scans", "other_generation"]
 
@@ -29,10 +30,16 @@ _OPTIONS = {"of", "n", "d", "w", "k", "f"}
 class Scans:
     """Of one node. On the event loop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        index = service.index.ivf
-        self._index, self.of = index, f"{index.fingerprint}.{index.generation}"
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def _serving(self, of: str | None) -> Serving:
+        """Raises ProblemError: the generation is not open here."""
+        found = None if of is None else self._members.scanned(of)
+        if found is None:
+            named = None if of is None else of[:100]
+            raise other_generation(f"this node has {self._members.names()}, and {named} was asked")
+        return found
 
     def __call__(self, options: str, body: bytes | memoryview, charge: Charge) -> bytes | Coroutine[Any, Any, bytes]:
         """The arrays found, at once or later.
@@ -47,12 +54,12 @@ class Scans:
             ProblemError: it is of another generation. BodyError, InvalidInputError: it is no scan. OverloadedError:
                 there is no memory. Later: InvalidInputError: of filters; NotHeldError: lists are not here.
         """
-        index = self._index
         given = dict(parse_qsl(options, keep_blank_values=True, max_num_fields=_MOST_OPTIONS))
         if unknown := given.keys() - _OPTIONS:  # of a newer version: what it means must not be left out
             raise BodyError(min(unknown)[:20], "is no option of a scan; expected of, n, d, w, k and f")
-        if given.get("of") != self.of:
-            raise other_generation(f"this node has {self.of}, and {given.get('of')} was asked")
+        of = given.get("of")
+        serving = self._serving(of)
+        index = serving.index.ivf
         n, w = _count(given, "n", _MOST_ROWS), _count(given, "w", _MOST_WIDTH)
         # A client's k is bounded where it asks; deleted rows need places beside it.
         d, k = _count(given, "d", index.scan_dim), _count(given, "k", MAX_K)
@@ -65,15 +72,16 @@ class Scans:
         if asked.filters is not None:
             hold(charge, nbytes + asked.filters.nbytes)
         elif int(index.list_bytes[asked.probes[asked.probes >= 0]].sum()) <= _SMALL_BYTES:
-            found = self._service.router.scan_directly(asked.queries, k, asked.given())
+            found = serving.router.scan_directly(asked.queries, k, asked.given())
             if found is not None:
                 return encode_found(found.distances, found.ids)
-        return self._later(asked, k, on_thread=asked.filters is not None and len(body) > _SMALL_BODY)
+        return self._later(of, asked, k, on_thread=asked.filters is not None and len(body) > _SMALL_BODY)
 
-    async def _later(self, asked: AskedScan, k: int, *, on_thread: bool) -> bytes:
+    async def _later(self, of: str | None, asked: AskedScan, k: int, *, on_thread: bool) -> bytes:
         """``on_thread``: its filters take long to unpack."""
         given = await asyncio.to_thread(asked.given) if on_thread else asked.given()
-        found = await self._service.router.ascan(asked.queries, k, given)
+        # Another router may have taken the place of the one that was there.
+        found = await self._serving(of).router.ascan(asked.queries, k, given)
         return encode_found(found.distances, found.ids)
 
 

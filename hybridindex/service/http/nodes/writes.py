@@ -12,7 +12,7 @@ from fastapi import Request
 
 from hybridindex.errors import OverloadedError, UnreachableError
 from hybridindex.index.storage.checksums import digest_bytes
-from hybridindex.service.cluster.member import Member
+from hybridindex.service.changes.members import Members
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
 
@@ -32,8 +32,8 @@ _MOST_FORWARDED = 32
 class NodeWrites:
     """Of one node. On the event loop."""
 
-    def __init__(self, service: Service, member: Member) -> None:
-        self._service, self._member = service, member
+    def __init__(self, service: Service, members: Members) -> None:
+        self._service, self._members = service, members
         self._forwarding = asyncio.Semaphore(_MOST_FORWARDED)
 
     @staticmethod
@@ -41,11 +41,14 @@ class NodeWrites:
         """The same for an idempotency key of a client, whichever node is asked."""
         return key if _FORWARDED in request.headers else digest_bytes(json.dumps([client, key]).encode())
 
-    async def elsewhere(self, request: Request, body: bytes, key: str | None) -> bytes | None:
+    async def elsewhere(
+        self, request: Request, body: bytes, key: str | None, limit_s: float | None = None
+    ) -> bytes | None:
         """The answer of the node that writes, where that is another one; None: it is this one.
 
         Args:
             key: as of :meth:`key_of`.
+            limit_s: for that answer; None: as long as any.
 
         Raises:
             OverloadedError: no node writes now, or the client has left.
@@ -58,17 +61,18 @@ class NodeWrites:
             lines += f"idempotency-key: {key}\r\n"
         ends_s = time.monotonic() + _AGREE_S
         while True:
-            writer = self._member.changes.writer()
-            if writer == self._member.remote.name:
+            member = self._members.current
+            writer = member.changes.writer()
+            if writer == member.remote.name:
                 return None
             if _FORWARDED in request.headers:
                 words = f"this node takes {writer} for the one that writes"
                 raise ProblemError(Problem(503, _NOT_THE_WRITER, "Another node writes", words, retry_after_s=_AGAIN_S))
             if writer is not None:
                 async with self._forwarding:
-                    problem = await self._ask(writer, target, body, kind, lines)
+                    problem = await self._ask(writer, target, body, kind, lines, limit_s)
                 if isinstance(problem, bytes):
-                    await self._know(json.loads(problem)["number"])
+                    await self._know(json.loads(problem).get("number", 0))
                     return problem
                 if problem is not None and problem.name != _NOT_THE_WRITER:
                     raise ProblemError(problem)
@@ -78,10 +82,12 @@ class NodeWrites:
             if await request.is_disconnected():  # who asked believes that nothing was made, or asks again
                 raise OverloadedError("nobody waits for the change any more: nothing has changed", retry_after_s=1)
 
-    async def _ask(self, writer: str, target: str, body: bytes, kind: str, lines: str) -> bytes | Problem | None:
+    async def _ask(
+        self, writer: str, target: str, body: bytes, kind: str, lines: str, limit_s: float | None
+    ) -> bytes | Problem | None:
         """Its answer, or what it says instead; None: it was not reached."""
         try:
-            asked = self._member.changes.ask(writer, target, body, kind=kind, lines=lines)
+            asked = self._members.current.changes.ask(writer, target, body, kind=kind, lines=lines, limit_s=limit_s)
             status, answer = await asyncio.wrap_future(asked)
         except UnreachableError:
             return None
@@ -91,20 +97,20 @@ class NodeWrites:
                 "ids may be written again, replace or delete them once more"
             )
             return Problem(502, "unknown-outcome", "Unknown outcome", words)
-        return answer if status == 200 else _problem(status, answer)
+        return answer if status in (200, 202) else _problem(status, answer)
 
     async def tell(self, number: int) -> None:
         """Searches of this node see change ``number`` when it returns, and of others as far as they answer. Never
         raises: it is made."""
         try:
             await self._know(number)
-            await asyncio.wrap_future(self._member.changes.tell(number))
+            await asyncio.wrap_future(self._members.current.changes.tell(number))
         except Exception:  # noqa: BLE001 - others look by themselves
             _log.exception("other nodes were not told of change %d", number)
 
     async def _know(self, number: int) -> None:
-        if self._member.number < number:
-            await asyncio.to_thread(self._member.know, number)
+        if any(member.number < number for member in self._members.all()):
+            await asyncio.to_thread(self._members.know, number)
 
 
 def _problem(status: int, answer: bytes) -> Problem:

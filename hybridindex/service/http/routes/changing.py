@@ -43,9 +43,13 @@ class Changing:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        member = service.member
-        self._writes = None if member is None else NodeWrites(service, member)
+        self._writes = None if service.members is None else NodeWrites(service, service.members)
         self._answered = AnsweredKeys(service.clock)
+
+    async def elsewhere(self, request: Request, body: bytes, limit_s: float) -> bytes | None:
+        """The answer of the node of a cluster that writes; None: this one does. Raises as
+        :meth:`hybridindex.service.http.nodes.writes.NodeWrites.elsewhere`."""
+        return None if self._writes is None else await self._writes.elsewhere(request, body, None, limit_s)
 
     def refuse_at_the_end(self) -> None:
         """Raises OverloadedError: the daemon is about to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable
 from typing import Any
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _COPIES = 4
 #: A compaction that cannot begin is known so soon.
 _BEGINS_S = 0.2
+#: For one that another node of the cluster makes.
+_FORWARDED_S = 3600.0
 
 
 class RowRoutes:
@@ -95,6 +98,10 @@ class RowRoutes:
     async def compact(self, request: Request) -> Response:
         asked = await read_object(request, COMPACT, self._service.config.limits)
         self._changing.refuse_at_the_end()
+        body = json.dumps(asked).encode()
+        if (said := await self._changing.elsewhere(request, body, _FORWARDED_S)) is not None:
+            answer = json.loads(said)
+            return json_answer(answer, 202 if "started" in answer else 200)
         task = self._compacting
         if task is None or task.done():
             self._compacting = task = asyncio.ensure_future(self._compact(caller_of(request).name))

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.cluster.node_calls import NodeCalls
+from hybridindex.cluster.nodes.calls import IndexGeneration, NodeCalls, generation_of
 from hybridindex.cluster.state import NodeEntry
-from hybridindex.errors import HybridIndexError, UnreachableError
+from hybridindex.errors import HybridIndexError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
 from hybridindex.router.remote.cluster_map import ClusterMap
 
-__all__ = ["LOOK_S", "NodeState", "Watch"]
+__all__ = ["LOOK_S", "SEEN_WITHIN_S", "NodeState", "Watch"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +25,10 @@ _log = logging.getLogger(__name__)
 LOOK_S, _SILENT_S = 0.2, 0.8
 #: For what a node says of itself.
 _SAID_S = 2.0
+#: Before a generation that a node could not open is opened again.
+_OPEN_AGAIN_S = 10.0
 #: For which a node is not up while others, that it may reach, do not count on it yet.
-_SEEN_WITHIN_S = 2.0
+SEEN_WITHIN_S = 2.0
 
 #: ``starting``: it did not answer yet, or answers and lacks lists of the map, which it takes. ``refused``: it answers,
 #: and does not do what it is asked. ``down``: it does not answer, or has another index.
@@ -56,6 +58,8 @@ class Watch:
         self.version = 0
         #: (nlist,) bool lists that this told it to take last.
         self._told: npt.NDArray[np.bool_] | None = None
+        #: Before then it is not asked again to open a generation that it could not open.
+        self._open_again_s = 0.0
         #: Since when it has all that it is to have, and is not up.
         self._ready_s: float | None = None
         self._stop = threading.Event()
@@ -123,40 +127,90 @@ class Watch:
             ServiceError: it refuses. UnreachableError: it does not answer, or has another index.
         """
         said = self.calls.node(_SAID_S)
-        found, wanted = (said["fingerprint"], said["generation"]), (map_.fingerprint, map_.generation)
-        if found != wanted:
+        wanted = IndexGeneration(map_.fingerprint, map_.generation)
+        of = generation_of(said, map_.generation)
+        if of is None or of["state"] == "failed":
+            self._have_it_open(wanted, said, of)
+            return
+        if of["state"] == "opening":
+            return
+        if of["fingerprint"] != map_.fingerprint:
             raise UnreachableError(
-                f"it has generation {found[1]} of index {found[0]}; expected {wanted[1]} of {wanted[0]}"
+                f"it has generation {of['generation']} of index {of['fingerprint']}; expected {wanted.generation} of "
+                f"{wanted.fingerprint}"
             )
         own = map_.index_of(self.entry.name)
         if own is None:
             return
-        missing = map_.held_by(own) & ~mask_of(said["held"], len(map_.holders))
+        missing = map_.held_by(own) & ~mask_of(of["held"], len(map_.holders))
         if missing.any():
-            self._have_it_take(missing, said["holding"], bytes_per_s)
+            self._have_it_take(missing, of["holding"], bytes_per_s, map_.generation)
             return
         self._told = None
-        if said["map_version"] < map_.version:
+        if of["map_version"] < map_.version or of["state"] != "serves":
             self.calls.apply(map_)
             if not self.up:
                 return  # those that it asks by this map are known at the next look
         if self.up or self._is_seen(said["peers"]):
             self.has(map_)
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether nodes that it reaches have it up: they tell it of changes then. Asks it.
+
+        Raises:
+            UnreachableError, ServiceError: it does not say.
+        """
+        return all(peer["sees_this"] for peer in self.calls.node(_SAID_S)["peers"])
+
+    def describe(self, map_: ClusterMap | None, list_bytes: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """For people: the node, and what it holds by a map."""
+        own = None if map_ is None else map_.index_of(self.entry.name)
+        held = np.zeros(len(list_bytes), dtype=np.bool_) if map_ is None or own is None else map_.held_by(own)
+        return {
+            "name": self.entry.name,
+            "url": self.entry.url,
+            "state": self.state,
+            "problem": self.problem,
+            "drains": self.entry.drains,
+            "lists": int(held.sum()),
+            "bytes": int(list_bytes[held].sum()),
+            "memory_bytes": self.entry.memory_bytes,
+            "map_version": self.version,
+        }
+
+    def _have_it_open(self, wanted: IndexGeneration, said: dict[str, Any], of: dict[str, Any] | None) -> None:
+        """The generation of the map, which it does not have.
+
+        Raises:
+            ServiceError: it could not, when it was asked last.
+        """
+        now = time.monotonic()
+        if of is None or now >= self._open_again_s:
+            self._open_again_s = now + _OPEN_AGAIN_S
+            self.calls.open(wanted)
+        if of is not None:
+            raise ServiceError(
+                f"it has generation {said['generation']} of index {said['fingerprint']}, and not {wanted.generation} "
+                f"of {wanted.fingerprint}: {of['error']}"
+            )
+
     def _is_seen(self, peers: list[dict[str, Any]]) -> bool:
         """Whether nodes that it reaches have it up: they tell it of changes then."""
         now = time.monotonic()
         if self._ready_s is None:
             self._ready_s = now
-        return all(peer["sees_this"] for peer in peers) or now - self._ready_s > _SEEN_WITHIN_S
+        return all(peer["sees_this"] for peer in peers) or now - self._ready_s > SEEN_WITHIN_S
 
-    def _have_it_take(self, missing: npt.NDArray[np.bool_], job: dict[str, object] | None, rate: int | None) -> None:
+    def _have_it_take(
+        self, missing: npt.NDArray[np.bool_], job: dict[str, object] | None, rate: int | None, generation: int
+    ) -> None:
         runs = job is not None and job["running"]
         # One that is up may take lists of a map to come; what it lacks is asked of others.
         if runs and (self.up or (self._told is not None and not (missing & ~self._told).any())):
             return
         self._told = missing
-        self.calls.hold(missing, rate, replace=True)
+        self.calls.hold(missing, rate, generation=generation, replace=True)
 
     def stop(self, *, wait: bool) -> None:
         """Ends the thread."""

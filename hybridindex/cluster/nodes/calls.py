@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,7 +15,19 @@ from hybridindex.errors import ServiceError, UnreachableError
 from hybridindex.index.share.ranges import ranges_of
 from hybridindex.router.remote.cluster_map import ClusterMap
 
-__all__ = ["NodeCalls"]
+__all__ = ["IndexGeneration", "NodeCalls", "generation_of"]
+
+
+class IndexGeneration(NamedTuple):
+    """Names one."""
+
+    fingerprint: str
+    generation: int
+
+
+def generation_of(said: dict[str, Any], generation: int) -> dict[str, Any] | None:
+    """What a node said (:meth:`NodeCalls.node`) of one generation of the index; None: it does not have it."""
+    return next((each for each in said["generations"] if each["generation"] == generation), None)
 
 
 class NodeCalls:
@@ -99,18 +111,29 @@ class NodeCalls:
         bytes_per_s: int | None,
         timeout_s: float = 10.0,
         *,
+        generation: int | None = None,
         replace: bool = False,
     ) -> None:
-        """Has the node begin to take lists; ``replace``: instead of those on their way. Raises as :meth:`apply`."""
-        body: dict[str, Any] = {"lists": ranges_of(lists), "replace": replace}
+        """Has the node begin to take lists of a generation, or of the one that it serves; ``replace``: instead of those
+        on their way. Raises as :meth:`apply`."""
+        body: dict[str, Any] = {"lists": ranges_of(lists), "replace": replace, **_of(generation)}
         if bytes_per_s is not None:
             body["bytes_per_s"] = bytes_per_s
         self._ask("POST", "hold", json.dumps(body).encode(), timeout_s)
 
-    def drop(self, lists: npt.NDArray[np.bool_], timeout_s: float = 60.0) -> int:
+    def drop(self, lists: npt.NDArray[np.bool_], timeout_s: float = 60.0, *, generation: int | None = None) -> int:
         """Has the node give up lists; the bytes of them. Raises as :meth:`apply`."""
-        answer = self._ask("POST", "drop", json.dumps({"lists": ranges_of(lists)}).encode(), timeout_s)
+        body = {"lists": ranges_of(lists), **_of(generation)}
+        answer = self._ask("POST", "drop", json.dumps(body).encode(), timeout_s)
         return int(json.loads(answer)["bytes"])
+
+    def open(self, of: IndexGeneration, timeout_s: float = 10.0) -> None:
+        """Has the node begin to open a generation beside the one that it serves. Raises as :meth:`apply`."""
+        self._ask("POST", "open", json.dumps(of._asdict()).encode(), timeout_s)
+
+    def let_go(self, generation: int, timeout_s: float = 60.0) -> None:
+        """Has the node close a generation that it does not serve. Raises as :meth:`apply`."""
+        self._ask("POST", "let-go", json.dumps({"generation": generation}).encode(), timeout_s)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._secure:
@@ -137,3 +160,7 @@ class NodeCalls:
         except (ValueError, KeyError, TypeError):
             why = f"status {status}"
         return ServiceError(f"{self.url} refused {name}: {why}")
+
+
+def _of(generation: int | None) -> dict[str, int]:
+    return {} if generation is None else {"generation": generation}

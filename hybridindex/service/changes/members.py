@@ -1,0 +1,327 @@
+"""How a node goes on to another generation of the index with its cluster, while searches go on.
+
+The manager has every node open the generation *beside* the one that serves, and take lists of it. The first map of that
+generation lets it serve. What served before then scans for other nodes, until the manager says that none asks it any
+more. So a node has up to three generations open: one beside, the one that serves, and one that *left*. Scans name
+theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, OverloadedError
+from hybridindex.index import open_index
+from hybridindex.index.share.share import add_to_share, switch_share
+from hybridindex.index.share.source import FolderSource
+from hybridindex.index.storage.generation import generation_name, remove_generations, writers_lock
+from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.service.cluster.member import Member
+from hybridindex.service.reload import Generations
+from hybridindex.service.serving import ServedIndex, Serving, close_serving
+
+__all__ = ["Members"]
+
+_log = logging.getLogger(__name__)
+
+#: For other nodes to answer the connections of a generation that is about to serve.
+_PEERS_S, _LOOK_S = 3.0, 0.02
+#: For another one that changes which generations the share has.
+_LOCK_S = 10.0
+#: Before a change that is under way is looked at again.
+_AGAIN_S = 0.2
+#: What is told of each generation.
+_OF_EACH = ("fingerprint", "generation", "map_version", "held", "holding")
+
+
+class Members:
+    """Of one node. Methods may be called from any thread; those that change what is open block, and take turns."""
+
+    def __init__(self, generations: Generations, one_change: Callable[[], AbstractContextManager[None]]) -> None:
+        """
+        Args:
+            generations: what serves is a share, and has a member.
+            one_change: around a change of what serves; OverloadedError: another one is under way.
+        """
+        self._generations, self._one_change = generations, one_change
+        self._changing = threading.Lock()
+        first = generations.current
+        #: What is open, by its number, and by the name that scans give it. Replaced, never changed.
+        self._open: Mapping[int, Serving] = {first.generation: first}
+        self._of: Mapping[str, Serving] = {name_of(first): first}
+        self._beside: int | None = None
+        #: Of those that left, the ones that this node itself asks nothing of any more.
+        self._over: set[int] = set()
+        self._opening: threading.Thread | None = None
+        #: The generation that is, or was, opened beside; and why it could not be.
+        self._wanted: tuple[int, str] | None = None
+        self._emptying: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def current(self) -> Member:
+        """Of the generation that serves."""
+        member = self._generations.current.member
+        assert member is not None
+        return member
+
+    def of(self, generation: int | None) -> Member | None:
+        """Of a generation that is open; None: of the one that serves."""
+        if generation is None:
+            return self.current
+        serving = self._open.get(generation)
+        return None if serving is None else serving.member
+
+    def scanned(self, of: str) -> Serving | None:
+        """What scans a generation, by its name in scans: fingerprint and number."""
+        now = self._generations.current
+        # Its router may have been replaced, for other devices.
+        found = self._of.get(of)
+        return now if found is not None and found.generation == now.generation else found
+
+    def names(self) -> str:
+        """What :meth:`scanned` finds."""
+        return " and ".join(self._of)
+
+    def all(self) -> list[Member]:
+        """Of every generation that is open."""
+        return [member for serving in self._open.values() if (member := serving.member) is not None]
+
+    def know(self, number: int) -> int:
+        """Looks for change ``number``, a moment long; the last one that searches see then, in whichever generation."""
+        return min(member.know(number) for member in self.all())
+
+    def pinged_by(self, name: str) -> bool:
+        """Another node asks whether this one answers; whether it is up here, wherever maps name it."""
+        seen = [member.remote.pinged_by(name) for member in self.all() if member.remote.map is not None]
+        return bool(seen) and all(seen)
+
+    # Opening another generation
+
+    def open_beside(self, generation: int, fingerprint: str) -> None:
+        """Begins to open a generation of the index beside the one that serves; :meth:`status` says when it is there, or
+        why not. One that was opened beside before is let go.
+
+        Raises:
+            BuildError: another one is being opened.
+        """
+        with self._changing:
+            if generation in self._open:
+                return
+            if self._opening is not None and self._opening.is_alive():
+                if self._wanted is not None and self._wanted[0] == generation:
+                    return
+                raise BuildError("the node opens another generation; ask again when it has it")
+            self._wanted = generation, ""
+            self._opening = threading.Thread(
+                target=self._open_beside, args=(generation, fingerprint), name="hybridindex-beside", daemon=True
+            )
+            self._opening.start()
+
+    def _open_beside(self, generation: int, fingerprint: str) -> None:
+        try:
+            with self._changing:
+                if self._beside is not None:
+                    self._let_go(self._beside)
+                self._open_now(generation, fingerprint)
+        except Exception as error:  # noqa: BLE001 - the manager is told
+            _log.exception("generation %d could not be opened beside", generation)
+            self._wanted = generation, str(error) or type(error).__name__
+
+    def _open_now(self, generation: int, fingerprint: str) -> None:
+        member, now = self.current, self._generations.current
+        if member.source is None:
+            raise InvalidInputError("this node knows no index that another generation could come from")
+        source = FolderSource(member.source, generation=generation, is_followed=True)
+        if source.manifest.fingerprint != fingerprint:
+            raise InvalidInputError(
+                f"generation {generation} of this node's index is {source.manifest.fingerprint}; expected {fingerprint}"
+            )
+        if source.manifest.lineage != now.index.ivf.manifest.lineage:
+            raise InvalidInputError(
+                f"generation {generation} was built anew, and not compacted from the one that the cluster serves; "
+                "start the cluster anew for it"
+            )
+        add_to_share(now.index.path, source)
+        index = ServedIndex(open_index(now.index.path, changes_of=member.source, generation=generation))
+        try:
+            index.member = Member(
+                index.ivf,
+                member.remote.name,
+                source=member.source,
+                memory_bytes=member.memory_bytes,
+                ca=member.ca,
+                before=member,
+            )
+        except BaseException:
+            index.close()
+            raise
+        beside = self._generations.open_beside(index)
+        if self._closed:
+            close_serving(beside)
+            return
+        self._put({**self._open, generation: beside})
+        self._beside = generation
+        # From here on whoever tells of a change waits for both; what was told before is looked for now.
+        index.member.know(member.number)
+
+    def _put(self, opened: Mapping[int, Serving]) -> None:
+        self._open = opened
+        self._of = {name_of(serving): serving for serving in opened.values()}
+
+    # Maps
+
+    def apply(self, map_: ClusterMap) -> bool | None:
+        """Puts a map in force, and keeps it; one of the generation beside lets that serve. False: it is older than the
+        one that is; None: its generation is not open.
+
+        Raises:
+            As :meth:`Member.apply`. OverloadedError: another change is under way, or the daemon is about to stop.
+            FileError, BuildError: the share could not be switched. What served serves on.
+        """
+        now = self.current
+        if now.serves(map_):
+            return now.apply(map_)
+        with self._changing:
+            now, beside = self.current, self._open.get(map_.generation)
+            if now.serves(map_):
+                return now.apply(map_)
+            if beside is None or beside.member is None or not beside.member.serves(map_):
+                return None
+            if now.remote.map is not None and map_.version <= now.remote.map.version:
+                return False
+            with self._one_change():
+                beside.member.apply(map_)
+                self._wait_for_peers(now, beside.member)
+                beside.member.know(now.number)
+                # Its router may be another one than it was opened with; others ask it from now on.
+                before = self._generations.current
+                self._put({**self._open, before.generation: before})
+                switch_share(beside.index.path, beside.generation)
+                self._generations.serve_beside(beside)
+                self._beside = None
+            # One at a time: devices go from one to the next.
+            after = self._emptying
+            self._emptying = threading.Thread(
+                target=self._empty, args=(before, after), name="hybridindex-emptying", daemon=True
+            )
+            self._emptying.start()
+        _log.info("generation %d serves, in place of %d", beside.generation, before.generation)
+        return True
+
+    def _wait_for_peers(self, now: Member, beside: Member) -> None:
+        """Until nodes that answer the generation that serves answer the one beside: a search would miss them."""
+        up = {peer.node.name for peer in now.remote.peers() if peer.up}
+        ends_s = time.monotonic() + _PEERS_S
+        while time.monotonic() < ends_s:
+            if all(peer.up for peer in beside.remote.peers() if peer.node.name in up):
+                return
+            time.sleep(_LOOK_S)
+
+    def _empty(self, old: Serving, after: threading.Thread | None) -> None:
+        if after is not None:
+            after.join()
+
+        def put(heir: Serving) -> None:
+            with self._changing:
+                if old.generation in self._open:
+                    self._put({**self._open, old.generation: heir})
+
+        while not self._closed:
+            try:
+                with self._one_change():
+                    self._generations.retire_for_others(old, put)
+                break
+            except OverloadedError:
+                time.sleep(_AGAIN_S)
+            except Exception:  # noqa: BLE001 - what serves goes on
+                _log.exception("generation %d did not end as it should", old.generation)
+                break
+        self._over.add(old.generation)
+
+    def let_go(self, generation: int) -> None:
+        """Closes a generation that does not serve, and removes it; nothing where it is not open.
+
+        Raises:
+            InvalidInputError: it serves. BuildError: this node still searches it; ask again.
+        """
+        with self._changing:
+            if generation == self._generations.current.generation:
+                raise InvalidInputError(f"generation {generation} serves; expected another one")
+            if generation in self._open:
+                if self._state_of(generation) == "left":
+                    raise BuildError(
+                        f"searches of generation {generation} are under way; ask again when they have ended"
+                    )
+                self._let_go(generation)
+
+    def _let_go(self, generation: int) -> None:
+        serving = self._open[generation]
+        self._put({number: each for number, each in self._open.items() if number != generation})
+        self._over.discard(generation)
+        if self._beside == generation:
+            self._beside = None
+        close_serving(serving)
+        path = serving.index.path
+        kept: set[str | None] = {generation_name(number) for number in self._open}
+        try:
+            with writers_lock(path, timeout_s=_LOCK_S):
+                remove_generations(path, but=kept)
+        except HybridIndexError as error:
+            _log.warning("generation %d stays on disk until this node is started anew: %s", generation, error)
+
+    # What it tells
+
+    def _state_of(self, generation: int) -> Literal["serves", "beside", "left", "over"]:
+        if generation == self._generations.current.generation:
+            return "serves"
+        if generation == self._beside:
+            return "beside"
+        return "over" if generation in self._over else "left"
+
+    def status(self) -> dict[str, Any]:
+        """As of :meth:`Member.status`, of the generation that serves; and ``generations``, of all that are open or were
+        to be."""
+        opened, wanted = dict(self._open), self._wanted
+        states = []
+        for number, serving in sorted(opened.items()):
+            member = serving.member
+            assert member is not None
+            said = member.status()
+            states.append(
+                {
+                    **{name: said[name] for name in _OF_EACH}, "state": self._state_of(number), "error": "",
+                }
+            )  # fmt: skip
+        if wanted is not None and wanted[0] not in opened:
+            state = "failed" if wanted[1] else "opening"
+            states.append(
+                {
+                    **dict.fromkeys(_OF_EACH), "generation": wanted[0], "state": state, "error": wanted[1],
+                }
+            )  # fmt: skip
+        return {**self.current.status(), "generations": states}
+
+    def close(self) -> None:
+        """Closes all generations but the one that serves, which is the caller's. Before that one."""
+        self._closed = True
+        for thread in (self._opening, self._emptying):
+            if thread is not None:
+                thread.join()
+        with self._changing:
+            serving = self._generations.current
+            rest = [each for each in self._open.values() if each.generation != serving.generation]
+            self._put({serving.generation: serving})
+        for each in rest:
+            close_serving(each)
+
+
+def name_of(serving: Serving) -> str:
+    """How scans name a generation."""
+    ivf = serving.index.ivf
+    return f"{ivf.fingerprint}.{ivf.generation}"
