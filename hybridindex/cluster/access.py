@@ -52,8 +52,8 @@ def read_access(index: Path, generation: int | None = None) -> Access:
     Raises:
         HybridIndexError: the index cannot be opened.
     """
-    with Index(open_index(index, verify="quick", generation=generation)) as opened:
-        ivf = opened.ivf
+    ivf = open_index(index, verify="quick", generation=generation)
+    with Index(ivf) as opened:  # which may have a newer generation
         spans = ivf.integrity.spans
         list_bytes = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
         profile = None

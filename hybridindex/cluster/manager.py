@@ -254,7 +254,7 @@ class Manager:
         # Copies of hot lists that had to make room.
         self._drop()
         if taking.errors:
-            raise next(iter(taking.errors.values()))
+            raise taking.errors[min(taking.errors)]
         self._not_before_s, self._problem = 0.0, ""
         if not taking.goes_on:
             self._repaired = (before, away)
@@ -415,7 +415,8 @@ class Manager:
         taking = self._take(map_, access, holders, names, progress, lambda taking: bool(taking.errors))
         if taking.errors:
             taking.undo()
-            raise next(iter(taking.errors.values()))
+            self._is_clean = False
+            raise taking.errors[min(taking.errors)]
         self._place(holders, access)
         wait_until_seen(self._nodes.values(), self._stop.is_set)
         self._problem = ""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -16,123 +16,18 @@ import pytest
 from hybridindex.api import open_index
 from hybridindex.client import Client
 from hybridindex.cluster import node_process
-from hybridindex.cluster.keys import ClusterKeys, make_keys
-from hybridindex.cluster.manager import Manager
-from hybridindex.cluster.node_process import NodeProcess, NodeSpec
-from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.keys import make_keys
 from hybridindex.cluster.router import ClusterRouter
-from hybridindex.cluster.state import ClusterRequest, NodeEntry
 from hybridindex.errors import AccessDeniedError, BuildError, DuplicateIdError, InvalidInputError
 from hybridindex.index import build
-from hybridindex.service.auth import new_key
 from tests.cluster.searches import wait_until
+from tests.cluster.writing import KEY, NLIST, K, N, Rows, exact, running
 from tests.clustered import DIM, clustered, small_index
-
-KEYS = ClusterKeys(admin=new_key(), write=new_key(), search=new_key())
-KEY = KEYS.admin
-N, NLIST, K = 3000, 32, 10
-
-
-class Rows:
-    """What the index holds after each change of one writer, and searches compared with every state that may be seen."""
-
-    def __init__(self) -> None:
-        self._states = [dict(enumerate(clustered(N, seed=1)))]
-        self.n_begun = self.n_done = 0
-        self._lock = threading.Lock()
-
-    @property
-    def now(self):
-        return self._states[-1]
-
-    @contextmanager
-    def changing(self, come, go=()):
-        """``come``: id -> vector."""
-        with self._lock:
-            self._states.append({i: row for i, row in self.now.items() if i not in set(go)} | come)
-            self.n_begun += 1
-        yield
-        with self._lock:
-            self.n_done += 1
-
-    def searching(self, search, query):
-        """Raises AssertionError where an answer fits no state between what was done before and what was begun since."""
-        with self._lock:
-            first = self.n_done
-        found = search(query)
-        with self._lock:
-            last = self.n_begun
-            states = self._states[first : last + 1]
-        assert found.coverage is None
-        assert any(self._fits(state, query, found) for state in states), (first, last, found.ids[0])
-
-    @staticmethod
-    def _fits(state, query, found):
-        ids = np.fromiter(state, dtype=np.int64)
-        rows = np.stack(list(state.values()))
-        distances = ((rows - query) ** 2).sum(axis=1)
-        nearest = np.sort(distances)[:K]
-        if not np.allclose(found.distances[0], nearest, rtol=1e-4, atol=1e-4):
-            return False
-        own = dict(zip(ids.tolist(), distances.tolist(), strict=True))
-        return len(set(found.ids[0].tolist())) == K and all(
-            np.isclose(own.get(i, np.inf), d, rtol=1e-4, atol=1e-4)
-            for i, d in zip(found.ids[0].tolist(), found.distances[0].tolist(), strict=True)
-        )
-
-
-class Running:
-    def __init__(self, path, folder, n_nodes, options, state, keys):
-        index = open_index(path)
-        with index:
-            spans = index.ivf.integrity.spans
-        self.path, self.folder, self.options, self.keys = path, folder, options, keys
-        self.memory_bytes = int((0.8 if n_nodes > 2 else 1.1) * (spans[:, :, 1] - spans[:, :, 0]).sum())
-        self.nodes = [self.start(i) for i in range(n_nodes)]
-        state = state or folder / "state"
-        self.manager = Manager(state, cluster="test", index=path, request=ClusterRequest(), key=keys.admin)
-        self.manager.set_nodes(
-            [
-                NodeEntry(name=f"node-{i}", url=node.url, memory_bytes=self.memory_bytes)
-                for i, node in enumerate(self.nodes)
-            ]
-        )
-        self.manager.repartition()
-
-    def start(self, number, generation=None):
-        name = f"node-{number}"
-        return NodeProcess(
-            NodeSpec(
-                name=name, index=str(self.path), data=str(self.folder / name), memory_bytes=self.memory_bytes,
-                key=self.keys.admin, write_key=self.keys.write, search_key=self.keys.search, options=self.options,
-                generation=generation,
-            )
-        )  # fmt: skip
-
-    def router(self, *numbers):
-        numbers = numbers or range(len(self.nodes))
-        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in numbers}, dim=DIM, key=self.keys.admin)
-
-    def states(self):
-        return [node["state"] for node in self.manager.status()["nodes"]]
-
-
-@contextmanager
-def running(path, folder, n_nodes=3, options=(), state=None, keys=KEYS):
-    with ExitStack() as ending:
-        it = Running(path, folder, n_nodes, options, state, keys)
-        ending.callback(lambda: [node.close() for node in it.nodes])
-        ending.callback(lambda: it.manager.close())
-        yield it
 
 
 @pytest.fixture
 def path(tmp_path):
     return small_index(tmp_path / "idx", n=N, nlist=NLIST).path
-
-
-def exact(router):
-    return lambda query: router.search(query, K, NLIST)
 
 
 def test_any_node_takes_changes_and_every_node_shows_them_at_once(path, tmp_path):
@@ -247,70 +142,6 @@ def test_nodes_begin_with_what_was_changed_before_and_keep_it(path, tmp_path):
         with it.router() as router:
             for row in fresh:
                 rows.searching(exact(router), row[None])
-
-
-def generations(node):
-    """State of each generation that a node has open."""
-    return {each["generation"]: each["state"] for each in NodeCalls(node.url, KEY).node()["generations"]}
-
-
-def test_nodes_go_on_to_what_the_index_was_compacted_into(path, tmp_path):
-    """While searches and changes go on. Whoever compacts it: a process beside, or a node that is asked to."""
-    rows, fresh = Rows(), clustered(400, seed=6)
-    with running(path, tmp_path) as it, it.router() as router, ExitStack() as routers:
-        each = [routers.enter_context(it.router(i)) for i in range(3)]
-        ending, errors = threading.Event(), []
-
-        def search(own, seed):
-            for query in clustered(10_000, seed=seed):
-                if ending.is_set():
-                    return
-                try:
-                    rows.searching(exact(own), query[None])
-                except Exception as error:  # noqa: BLE001 - told at the end
-                    errors.append(error)
-                    return
-
-        def change(number):
-            with rows.changing({5000 + number: fresh[number]}):
-                router.upsert(fresh[number][None], [5000 + number])
-            with rows.changing({}, [number]):
-                router.delete([number])
-
-        searching = [threading.Thread(target=search, args=(own, 20 + i)) for i, own in enumerate(each)]
-        for thread in searching:
-            thread.start()
-        try:
-            for generation in (2, 3):
-                for number in range(generation * 20, generation * 20 + 10):
-                    change(number)
-                with Client(it.nodes[generation - 1].url, key=KEY) as client:
-                    assert client.compact(wait=True)["generation"] == generation
-                number = generation * 20 + 10
-                while it.manager.status()["generation"] != generation or it.states() != ["up"] * 3:
-                    change(number)
-                    number += 1
-                wait_until(lambda now=generation: all(generations(node) == {now: "serves"} for node in it.nodes))
-                change(number)
-        finally:
-            ending.set()
-            for thread in searching:
-                thread.join()
-        assert not errors
-        assert it.manager.status()["problem"] == ""
-        for node in it.nodes:
-            share = tmp_path / node._spec.name / "share"
-            assert [folder.name for folder in share.glob("gen-*")] == ["gen-000003"]
-        # What came is in the lists, and no memory beside them holds it.
-        with open_index(path) as index:
-            assert index.ivf.generation == 3
-        it.nodes[2].close()
-        it.nodes[2] = it.start(2, generation=1)
-        wait_until(lambda: it.states() == ["up"] * 3)
-        assert generations(it.nodes[2]) == {3: "serves"}
-        for row in fresh[45:50]:
-            with it.router(2) as own:
-                rows.searching(exact(own), row[None])
 
 
 def test_an_index_that_was_built_anew_takes_no_changes_of_nodes_that_serve_the_old_one(path, tmp_path):

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: States of generations that a node does not have.
-_NOT_OPEN = ("opening", "failed")
+#: States of generations that may become others by themselves.
+_GOES_ON = {"opening", "left"}
 #: Between two looks whether a node that is asked has fallen silent.
 _LOOK_S = 0.05
 
@@ -63,8 +63,8 @@ def close_others(nodes: Iterable[Watch], generation: int) -> bool:
     for name, said in side_by_side(asked, lambda node: node.calls.node()["generations"]).items():
         if isinstance(said, HybridIndexError):
             return False
-        opened[name] = {each["generation"]: each["state"] for each in said if each["state"] not in _NOT_OPEN}
-    if any(states.get(generation) != "serves" or "left" in states.values() for states in opened.values()):
+        opened[name] = {each["generation"]: each["state"] for each in said}
+    if any(states.get(generation) != "serves" or not _GOES_ON.isdisjoint(states.values()) for states in opened.values()):
         return False
     others = {name: set(states) - {generation} for name, states in opened.items() if len(states) > 1}
 
@@ -210,7 +210,7 @@ class Taking:
 
         def give_up(node: Watch) -> None:
             said = generation_of(node.calls.node(), self._of.generation)
-            if said is not None and said["state"] == "beside":
+            if said is not None and said["state"] in ("beside", "failed"):
                 node.calls.let_go(self._of.generation)
             elif (missing := self.missing.get(node.entry.name)) is not None and missing.any():
                 self._end(node)

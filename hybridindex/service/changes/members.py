@@ -58,7 +58,7 @@ class Members:
         #: Of those that left, the ones that this node itself asks nothing of any more.
         self._over: set[int] = set()
         self._opening: threading.Thread | None = None
-        #: The generation that is, or was, opened beside; and why it could not be.
+        #: The generation that is being opened beside, or could not be; and why. None: there is none.
         self._wanted: tuple[int, str] | None = None
         self._emptying: threading.Thread | None = None
         self._closed = False
@@ -166,7 +166,7 @@ class Members:
             close_serving(beside)
             return
         self._put({**self._open, generation: beside})
-        self._beside = generation
+        self._beside, self._wanted = generation, None
         # From here on whoever tells of a change waits for both; what was told before is looked for now.
         index.member.know(member.number)
 
@@ -245,7 +245,7 @@ class Members:
         self._over.add(old.generation)
 
     def let_go(self, generation: int) -> None:
-        """Closes a generation that does not serve, and removes it; nothing where it is not open.
+        """Closes a generation that does not serve, and removes it; forgets one that could not be opened.
 
         Raises:
             InvalidInputError: it serves. BuildError: this node still searches it; ask again.
@@ -253,6 +253,8 @@ class Members:
         with self._changing:
             if generation == self._generations.current.generation:
                 raise InvalidInputError(f"generation {generation} serves; expected another one")
+            if self._wanted is not None and self._wanted[0] == generation:
+                self._wanted = None
             if generation in self._open:
                 if self._state_of(generation) == "left":
                     raise BuildError(
@@ -298,7 +300,7 @@ class Members:
                     **{name: said[name] for name in _OF_EACH}, "state": self._state_of(number), "error": "",
                 }
             )  # fmt: skip
-        if wanted is not None and wanted[0] not in opened:
+        if wanted is not None:
             state = "failed" if wanted[1] else "opening"
             states.append(
                 {

@@ -1,0 +1,221 @@
+"""Nodes go on to another generation of the index, while searches and changes go on, whoever fails meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from hybridindex.api import open_index, rollback
+from hybridindex.client import Client
+from hybridindex.cluster import manager
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.errors import HybridIndexError, InvalidInputError
+from hybridindex.index import build, read_manifest
+from tests.cluster.searches import wait_until
+from tests.cluster.writing import KEY, NLIST, N, Rows, exact, running
+from tests.clustered import clustered, small_index
+
+
+@pytest.fixture
+def path(tmp_path):
+    return small_index(tmp_path / "idx", n=N, nlist=NLIST).path
+
+
+def generations(node):
+    """State of each generation that a node has open."""
+    return {each["generation"]: each["state"] for each in NodeCalls(node.url, KEY).node()["generations"]}
+
+
+def all_serve(it, generation):
+    """Whether every node serves it, and has no other one open."""
+    with suppress(HybridIndexError):  # one that was killed
+        alone = [generations(node) == {generation: "serves"} for node in it.nodes]
+        return all(alone) and it.states() == ["up"] * len(it.nodes)
+    return False
+
+
+class Load:
+    """Searches of each node, and changes, until it is left. A context manager."""
+
+    def __init__(self, it, rows, each):
+        self.rows, self.wrong, self.failed = rows, [], []
+        self._it, self._each, self._ending = it, each, threading.Event()
+        self._threads = [threading.Thread(target=self._search, args=(own, 20 + i)) for i, own in enumerate(each)]
+        self._threads.append(threading.Thread(target=self._change))
+
+    def _search(self, own, seed):
+        for query in clustered(100_000, seed=seed):
+            if self._ending.is_set():
+                return
+            try:
+                self.rows.searching(exact(own), query[None])
+            except AssertionError as error:
+                self.wrong.append(error)
+            except HybridIndexError as error:
+                self.failed.append(error)
+
+    def _change(self):
+        fresh = clustered(5000, seed=6)
+        with self._it.router() as router:
+            for number in range(N):
+                if self._ending.wait(0.01):
+                    return
+                try:
+                    with self.rows.changing({5000 + number: fresh[number]}):
+                        router.upsert(fresh[number][None], [5000 + number])
+                    with self.rows.changing({}, [number]):
+                        router.delete([number])
+                except HybridIndexError as error:
+                    self.failed.append(error)
+                    raise
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def loaded(it, rows):
+    with ExitStack() as routers:
+        each = [routers.enter_context(it.router(i)) for i in range(len(it.nodes))]
+        with Load(it, rows, each) as load:
+            yield load
+
+
+def test_nodes_go_on_to_what_the_index_was_compacted_into(path, tmp_path):
+    """Whichever node is asked to compact it."""
+    rows = Rows()
+    with running(path, tmp_path) as it:
+        with loaded(it, rows) as load:
+            for generation in (2, 3):
+                wait_until(lambda done=rows.n_done: rows.n_done > done + 10)
+                with Client(it.nodes[generation - 1].url, key=KEY) as client:
+                    assert client.compact(wait=True)["generation"] == generation
+                wait_until(lambda now=generation: all_serve(it, now))
+            wait_until(lambda done=rows.n_done: rows.n_done > done + 10)
+        assert load.wrong == load.failed == []
+        said = it.manager.status()
+        assert (said["generation"], said["problem"]) == (3, "")
+        for i in range(3):
+            assert [folder.name for folder in (tmp_path / f"node-{i}" / "share").glob("gen-*")] == ["gen-000003"]
+        with Client(it.nodes[2].url, key=KEY) as client:
+            assert client.status()["changes"]["added"] < rows.n_done / 2  # what came before is in the lists
+        it.nodes[2].close()
+        it.nodes[2] = it.start(2, generation=1)  # as Ray does, which knows no other one
+        wait_until(lambda: it.states() == ["up"] * 3)
+        assert generations(it.nodes[2]) == {3: "serves"}
+        with it.router(2) as own:
+            for query in clustered(5, seed=3):
+                rows.searching(exact(own), query[None])
+
+
+def test_the_node_that_writes_compacts_by_itself_and_lists_are_split(path, tmp_path):
+    rows, fresh = Rows(), clustered(12_000, n_centers=2, seed=9)
+    with running(path, tmp_path, memory=6.0) as it:
+        with it.router() as router:
+            for start in range(0, len(fresh), 2000):
+                some = dict(enumerate(fresh[start : start + 2000], 10_000 + start))
+                with rows.changing(some):
+                    router.add(np.stack(list(some.values())), list(some))
+            wait_until(lambda: read_manifest(path).generation > 1)
+            wait_until(lambda: all_serve(it, read_manifest(path).generation))
+        said = it.manager.status()
+        assert said["nlist"] > NLIST
+        assert said["lists_below_replicas"] == 0
+        for i in range(3):
+            with it.router(i) as own:
+                for query in clustered(5, seed=i):
+                    rows.searching(lambda each, own=own: own.search(each, 10, said["nlist"]), query[None])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_fails_meanwhile_no_answer_is_wrong(path, tmp_path, seed, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 1.0)
+    rng, rows = np.random.default_rng(seed), Rows()
+    with running(path, tmp_path, copy_bytes_per_s=100_000) as it:
+        with loaded(it, rows) as load:
+            for generation, fault in enumerate(rng.permutation(["kill", "stop", "manager", "kill"]).tolist(), 2):
+                wait_until(lambda done=rows.n_done: rows.n_done > done + 10)
+                with Client(it.nodes[rng.integers(3)].url, key=KEY) as client:
+                    client.compact(wait=True)
+                threading.Event().wait(rng.uniform(0.2, 4.0))
+                node = it.nodes[rng.integers(3)]
+                if fault == "kill":
+                    os.kill(node.pid, signal.SIGKILL)
+                elif fault == "stop":
+                    os.kill(node.pid, signal.SIGSTOP)
+                    threading.Event().wait(2.0)
+                    os.kill(node.pid, signal.SIGCONT)
+                else:
+                    it.manager.close()
+                    it.manager = it.managed()
+                wait_until(lambda now=generation: all_serve(it, now))
+        assert load.wrong == []
+        for i in range(3):
+            with it.router(i) as own:
+                for query in clustered(5, seed=i):
+                    rows.searching(exact(own), query[None])
+
+
+def test_what_nodes_cannot_take_leaves_them_as_they_were(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.5)
+    rows = Rows()
+    with running(path, tmp_path) as it:
+        it.manager.close()
+        fresh = clustered(400, seed=2)
+        with open_index(path, write=True) as index, rows.changing(dict(enumerate(fresh, 5000))):
+            index.add(fresh, np.arange(5000, 5400))
+            index.compact()
+        lists = path / "gen-000002" / "lists.bin"
+        good = lists.read_bytes()
+        lists.write_bytes(good[:100] + bytes(len(good) - 200) + good[-100:])
+        it.manager = it.managed()
+        wait_until(lambda: "could not" in it.manager.status()["problem"])
+        assert it.manager.status()["generation"] == 1
+        wait_until(lambda: all_serve(it, 1))
+        with it.router() as router:
+            rows.searching(exact(router), fresh[:1])
+            lists.write_bytes(good)
+            wait_until(lambda: all_serve(it, 2))
+            rows.searching(exact(router), fresh[:1])
+        assert it.manager.status()["problem"] == ""
+
+
+def test_nodes_go_back_where_the_index_does(path, tmp_path):
+    rows, fresh = Rows(), clustered(4, seed=2)
+    with running(path, tmp_path) as it, it.router() as router:
+        with rows.changing({5000: fresh[0]}):
+            router.add(fresh[:1], [5000])
+        with Client(it.nodes[0].url, key=KEY) as client:
+            client.compact(wait=True)
+        wait_until(lambda: all_serve(it, 2))
+        rollback(path)
+        wait_until(lambda: all_serve(it, 1))
+        rows.searching(exact(router), fresh[:1])
+        with rows.changing({5001: fresh[1]}):
+            router.add(fresh[1:2], [5001])
+        for i in range(3):
+            with it.router(i) as own:
+                rows.searching(exact(own), fresh[1:2])
+
+
+def test_an_index_that_was_built_anew_is_not_gone_on_to(path, tmp_path):
+    rows = Rows()
+    with running(path, tmp_path, n_nodes=2) as it, it.router() as router:
+        build(clustered(N, seed=2), path, nlist=NLIST, replace=True).close()
+        wait_until(lambda: "was built anew" in it.manager.status()["problem"])
+        with pytest.raises(InvalidInputError, match="was built anew: it has generation 2"):
+            it.manager.repartition()
+        rows.searching(exact(router), clustered(1, seed=5))
+        assert all_serve(it, 1)
