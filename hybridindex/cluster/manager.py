@@ -117,15 +117,6 @@ class Manager:
             every_s = self._state.request.refresh_s
             self._looking.append(Looking(self.refresh, name="hybridindex-drift", words=words, every_s=every_s))
 
-    def _check_follows(self, access: Access) -> None:
-        """Raises InvalidInputError: nodes cannot go on to it from the generation that they serve."""
-        if access.manifest.lineage != self.access.manifest.lineage:
-            raise InvalidInputError(
-                f"{self._state.index} was built anew: it has generation {access.of.generation} of "
-                f"{access.of.fingerprint}, and the cluster serves generation {self.access.of.generation} of "
-                f"{self.access.of.fingerprint}; stop the cluster and start it anew"
-            )
-
     # Nodes
 
     def set_nodes(self, entries: Sequence[NodeEntry]) -> None:
@@ -337,12 +328,12 @@ class Manager:
         }
 
     def repartition(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Plans anew from the newest profile, and moves the difference; where the index was compacted since, nodes go
-        on to the generation that is current now. Returns what changed.
+        """Plans anew from the newest profile, and moves the difference; where the index has another generation, nodes
+        go on to that. Returns what changed.
 
         Raises:
-            BuildError: another change goes on. InvalidInputError: as :meth:`plan`, or the index was built anew.
-            ServiceError, UnreachableError: a node could not do its part; the placement before is in force.
+            BuildError: another change goes on. InvalidInputError: as :meth:`plan`. ServiceError, UnreachableError: a
+            node could not do its part; the placement before is in force.
         """
         return self._repartition(lambda: read_access(Path(self._state.index)), progress)
 
@@ -353,7 +344,6 @@ class Manager:
             raise BuildError("another change of the cluster goes on; ask again when it has ended")
         try:
             access = look()
-            self._check_follows(access)
             plan, map_ = self._plan(access), self._state.map
             self._wait_for_nodes(map_)
             known = self._holders_in(access)
@@ -372,10 +362,16 @@ class Manager:
 
     def _go_on(self) -> None:
         """Has nodes go on to the generation that the index was compacted into. Raises as :meth:`repartition`."""
-        map_ = self._state.map
-        if map_ is not None and read_manifest(Path(self._state.index)).generation != map_.generation:
-            done = self.repartition()
-            _log.info("nodes serve generation %d of the index", done["generation"])
+        now, served = read_manifest(Path(self._state.index)), self.access.manifest
+        if self._state.map is None or now == served:
+            return
+        if now.lineage != served.lineage:
+            raise InvalidInputError(
+                f"the index was built anew: nodes go on with generation {served.generation}, and take no changes of "
+                f"rows, until they are told to serve generation {now.generation}: hybridindex cluster repartition INDEX"
+            )
+        done = self.repartition()
+        _log.info("nodes serve generation %d of the index", done["generation"])
 
     def refresh(self) -> dict[str, Any] | None:
         """Moves lists where recent queries of all nodes scan more of theirs where they are asked then; None: they do

@@ -117,9 +117,10 @@ class Service(OfOneProcess):
         self.on_search: list[Callable[[Observation], None]] = []
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
-        path, lineage = first.written
-        served = None if lineage is None else lambda: self.generations.current.generation
-        self.rows = RowWriter(path, allowed=config.write, durability=config.durability, lineage=lineage, served=served)
+        path, served = first.written, None
+        if path != first.index.path:
+            served = lambda: self.generations.current.index.ivf.manifest  # noqa: E731
+        self.rows = RowWriter(path, allowed=config.write, durability=config.durability, served=served)
         self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()

@@ -126,11 +126,9 @@ class Serving:
         return _member_of(self.index)
 
     @property
-    def written(self) -> tuple[Path, str | None]:
-        """The index that its changes go to; and, of a node, the lineage of that one, of which it has a share."""
-        if self.member is None or self.member.source is None:
-            return self.index.path, None
-        return self.member.source, self.index.ivf.manifest.lineage
+    def written(self) -> Path:
+        """The index that its changes go to: of a node the one of which it has a share."""
+        return self.index.path if self.member is None else self.member.source or self.index.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

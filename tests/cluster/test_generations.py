@@ -14,7 +14,7 @@ from hybridindex.api import open_index, rollback
 from hybridindex.client import Client
 from hybridindex.cluster import manager
 from hybridindex.cluster.nodes.calls import NodeCalls
-from hybridindex.errors import HybridIndexError, InvalidInputError
+from hybridindex.errors import BuildError, HybridIndexError, ServiceError
 from hybridindex.index import build, read_manifest
 from tests.cluster.searches import wait_until
 from tests.cluster.writing import KEY, NLIST, N, Rows, exact, running
@@ -210,12 +210,34 @@ def test_nodes_go_back_where_the_index_does(path, tmp_path):
                 rows.searching(exact(own), fresh[1:2])
 
 
-def test_an_index_that_was_built_anew_is_not_gone_on_to(path, tmp_path):
+def test_nodes_go_on_to_an_index_that_was_built_anew_when_they_are_told_to(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.2)
+    rows, fresh = Rows(), clustered(2, seed=4)
+    with running(path, tmp_path, memory=3.0) as it, it.router() as router:
+        with rows.changing({5000: fresh[0]}):
+            router.add(fresh[:1], [5000])
+        build(clustered(2 * N, seed=2), path, nlist=NLIST // 2, replace=True).close()
+        wait_until(lambda: "the index was built anew" in it.manager.status()["problem"])
+        rows.searching(exact(router), fresh[:1])
+        assert all_serve(it, 1)
+        with pytest.raises(BuildError, match="built anew since|was replaced"):
+            router.add(fresh[1:], [5001])
+        it.manager.repartition()
+        wait_until(lambda: all_serve(it, 2))
+        wait_until(lambda: it.manager.status()["problem"] == "")
+        now = Rows(clustered(2 * N, seed=2))
+        with now.changing({20_000: fresh[1]}):
+            router.add(fresh[1:], [20_000])
+        for i in range(3):
+            with it.router(i) as own:
+                now.searching(lambda query, own=own: own.search(query, 10, NLIST // 2), fresh[1:])
+
+
+def test_an_index_of_another_dimension_is_refused(path, tmp_path):
     rows = Rows()
     with running(path, tmp_path, n_nodes=2) as it, it.router() as router:
-        build(clustered(N, seed=2), path, nlist=NLIST, replace=True).close()
-        wait_until(lambda: "was built anew" in it.manager.status()["problem"])
-        with pytest.raises(InvalidInputError, match="was built anew: it has generation 2"):
+        build(clustered(N, 8, seed=2), path, nlist=NLIST, replace=True).close()
+        with pytest.raises(ServiceError, match="dim is 8 where clients of this daemon expect 24"):
             it.manager.repartition()
         rows.searching(exact(router), clustered(1, seed=5))
-        assert all_serve(it, 1)
+        wait_until(lambda: all_serve(it, 1))

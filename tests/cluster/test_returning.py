@@ -154,7 +154,9 @@ def test_a_machine_that_ray_lost_comes_back_with_its_lists(tmp_path):
     def nodes():
         # The manager may have been on the machine that is lost.
         starting = ("Ray is starting an actor of the cluster again", '{"nodes": []}')
-        return json.loads(cluster("status", "--json", or_else=starting))["nodes"]
+        said = cluster("status", "--json", or_else=starting)
+        assert said.startswith("{"), said
+        return json.loads(said)["nodes"]
 
     def away():
         return [node["name"] for node in nodes() if "is none of Ray's now" in node["problem"]]

@@ -24,8 +24,8 @@ N, NLIST, K = 3000, 32, 10
 class Rows:
     """What the index holds after each change of one writer, and searches compared with every state that may be seen."""
 
-    def __init__(self) -> None:
-        self._states = [dict(enumerate(clustered(N, seed=1)))]
+    def __init__(self, rows=None) -> None:
+        self._states = [dict(enumerate(clustered(N, seed=1) if rows is None else rows))]
         self.n_begun = self.n_done = 0
         self._lock = threading.Lock()
 

@@ -64,7 +64,9 @@ def close_others(nodes: Iterable[Watch], generation: int) -> bool:
         if isinstance(said, HybridIndexError):
             return False
         opened[name] = {each["generation"]: each["state"] for each in said}
-    if any(states.get(generation) != "serves" or not _GOES_ON.isdisjoint(states.values()) for states in opened.values()):
+    if any(
+        states.get(generation) != "serves" or not _GOES_ON.isdisjoint(states.values()) for states in opened.values()
+    ):
         return False
     others = {name: set(states) - {generation} for name, states in opened.items() if len(states) > 1}
 

@@ -93,8 +93,10 @@ class Members:
         return [member for serving in self._open.values() if (member := serving.member) is not None]
 
     def know(self, number: int) -> int:
-        """Looks for change ``number``, a moment long; the last one that searches see then, in whichever generation."""
-        return min(member.know(number) for member in self.all())
+        """Looks for change ``number``, a moment long; the last one that searches see then, in whichever generation. One
+        of an index that was built anew, or of the one before that, has other changes."""
+        lineage = self.current.index.manifest.lineage
+        return min(member.know(number) for member in self.all() if member.index.manifest.lineage == lineage)
 
     def pinged_by(self, name: str) -> bool:
         """Another node asks whether this one answers; whether it is up here, wherever maps name it."""
@@ -141,11 +143,6 @@ class Members:
         if source.manifest.fingerprint != fingerprint:
             raise InvalidInputError(
                 f"generation {generation} of this node's index is {source.manifest.fingerprint}; expected {fingerprint}"
-            )
-        if source.manifest.lineage != now.index.ivf.manifest.lineage:
-            raise InvalidInputError(
-                f"generation {generation} was built anew, and not compacted from the one that the cluster serves; "
-                "start the cluster anew for it"
             )
         add_to_share(now.index.path, source)
         index = ServedIndex(open_index(now.index.path, changes_of=member.source, generation=generation))

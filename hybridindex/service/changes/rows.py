@@ -34,7 +34,7 @@ from hybridindex.errors import (
     SupersededError,
     UnsupportedIndexError,
 )
-from hybridindex.index import read_manifest
+from hybridindex.index import Manifest, read_manifest
 from hybridindex.service.changes.attribute_values import columns_of
 from hybridindex.types import F32, I64
 
@@ -74,19 +74,17 @@ class RowWriter:
         *,
         allowed: bool = True,
         durability: Durability = "synced",
-        lineage: str | None = None,
-        served: Callable[[], int] | None = None,
+        served: Callable[[], Manifest] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens nothing: the first change does.
 
         Args:
-            lineage: of the index of a cluster: no other one is written. None: it is served as a whole.
-            served: the generation that a node of a cluster serves: no other one is compacted, for nodes go on to the
-                newest, one after the other.
+            served: the generation that a node of a cluster serves. An index that was built anew since is not written,
+                and nothing is compacted but what serves: nodes go on from one to the next. None: it is no node.
         """
         self._path = path
-        self._lineage, self._served = lineage, served
+        self._served = served
         self.allowed = allowed
         self._durability = durability
         self._clock = clock
@@ -257,13 +255,12 @@ class RowWriter:
                 raise
             self._failed = None
             if (served := self._served) is not None:
-                index.writer.compacts = lambda newest: newest.generation == served()
-            if self._lineage is not None:
-                index.writer.cure = _CURE
-                if index.ivf.manifest.lineage != self._lineage:
+                index.writer.compacts, index.writer.cure = lambda newest: newest.manifest == served(), _CURE
+                if index.ivf.manifest.lineage != served().lineage:
                     index.close()
                     raise BuildError(
-                        "the index was built anew since the nodes of the cluster opened it; start the cluster anew"
+                        "the index was built anew since the nodes of the cluster opened it; let them go on to it: "
+                        "hybridindex cluster repartition"
                     )
             self._note_shape(index)
             with self._idle:
@@ -285,7 +282,7 @@ class RowWriter:
     def is_ahead_of(self, generation: int) -> bool:
         """Whether a compaction made another generation than the one that serves."""
         index = self._index
-        return self._lineage is None and index is not None and index.writer.newest.generation != generation
+        return self._served is None and index is not None and index.writer.newest.generation != generation
 
     def follow(self, _generation: int) -> None:
         """After another generation began to serve: an index that was built anew or rolled back takes no changes by way
