@@ -216,11 +216,11 @@ def test_nodes_go_on_to_an_index_that_was_built_anew_when_they_are_told_to(path,
     with running(path, tmp_path, memory=3.0) as it, it.router() as router:
         with rows.changing({5000: fresh[0]}):
             router.add(fresh[:1], [5000])
-        build(clustered(2 * N, seed=2), path, nlist=NLIST // 2, replace=True).close()
+        build(clustered(2 * N, seed=2), path, nlist=NLIST // 2, metric="l2", replace=True).close()
         wait_until(lambda: "the index was built anew" in it.manager.status()["problem"])
         rows.searching(exact(router), fresh[:1])
         assert all_serve(it, 1)
-        with pytest.raises(BuildError, match="built anew since|was replaced"):
+        with pytest.raises(BuildError, match=r"built anew since|was replaced"):
             router.add(fresh[1:], [5001])
         it.manager.repartition()
         wait_until(lambda: all_serve(it, 2))
@@ -236,7 +236,7 @@ def test_nodes_go_on_to_an_index_that_was_built_anew_when_they_are_told_to(path,
 def test_an_index_of_another_dimension_is_refused(path, tmp_path):
     rows = Rows()
     with running(path, tmp_path, n_nodes=2) as it, it.router() as router:
-        build(clustered(N, 8, seed=2), path, nlist=NLIST, replace=True).close()
+        build(clustered(N, 8, seed=2), path, nlist=NLIST, metric="l2", replace=True).close()
         with pytest.raises(ServiceError, match="dim is 8 where clients of this daemon expect 24"):
             it.manager.repartition()
         rows.searching(exact(router), clustered(1, seed=5))

@@ -101,8 +101,8 @@ class Running:
         )  # fmt: skip
 
     def router(self, *numbers):
-        numbers = numbers or range(len(self.nodes))
-        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in numbers}, dim=DIM, key=self.keys.admin)
+        chosen = list(numbers) or list(range(len(self.nodes)))
+        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in chosen}, dim=DIM, key=self.keys.admin)
 
     def states(self):
         return [node["state"] for node in self.manager.status()["nodes"]]
