@@ -191,14 +191,6 @@ class _ByDaemon:
         self._client.close()
 
 
-class _ByNode(_ByDaemon):
-    def compact(self, progress: CliProgress) -> dict[str, Any]:
-        raise InvalidInputError(
-            "a cluster serves the index, and its nodes go on with the generation that they have: stop it (hybridindex "
-            "cluster stop), compact the index, and start it again"
-        )
-
-
 class _Closing(AbstractContextManager[RowTarget]):
     def __init__(self, target: RowTarget, close: Callable[[], None], again: str) -> None:
         self._target, self._close, self._again = target, close, again
@@ -216,10 +208,14 @@ class _Closing(AbstractContextManager[RowTarget]):
 
 
 def open_target(
-    index: Path, key: str | None, *, again: str = "with ids, --upsert repeats them"
+    index: Path, key: str | None, *, upkeep: bool = False, again: str = "with ids, --upsert repeats them"
 ) -> AbstractContextManager[RowTarget]:
     """The daemon that serves ``index``, or a node of its cluster, where there is one and it takes changes; else the
-    index itself. ``again``: what is said to who stops midway.
+    index itself.
+
+    Args:
+        upkeep: for what needs the role admin.
+        again: what is said to who stops midway.
 
     Raises:
         UnreachableError: the daemon starts or stops, or no node answers. AccessDeniedError: it wants another key.
@@ -228,7 +224,7 @@ def open_target(
 
     found: object = "a cluster serves it"
     if (daemon := find_daemon(index)) is None:
-        node = client_of(index, key=key, timeout_s=_TIMEOUT_S)
+        node = client_of(index, key=key, upkeep=upkeep, timeout_s=_TIMEOUT_S)
         if node is None:
             direct = _Directly(index)
             return _Closing(direct, direct.close, again)
@@ -247,7 +243,7 @@ def open_target(
         client.close()
         raise
     if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
-        by_daemon = (_ByNode if daemon is None else _ByDaemon)(client, status)
+        by_daemon = _ByDaemon(client, status)
         return _Closing(by_daemon, by_daemon.close, again)
     client.close()
     err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)

@@ -55,6 +55,11 @@ def key_for_writes(folder: Path) -> str | None:
     return _read(folder / _WRITE) or _read(folder / _ADMIN)
 
 
+def key_for_upkeep(folder: Path) -> str | None:
+    """The one that allows everything, where it can be read. None: there is none."""
+    return _read(folder / _ADMIN)
+
+
 def _read(file: Path) -> str | None:
     try:
         return filesystem.read_text(file).strip() or None

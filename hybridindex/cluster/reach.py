@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybridindex import filesystem
 from hybridindex.client.client import Client
-from hybridindex.cluster.keys import key_for_writes
+from hybridindex.cluster.keys import key_for_upkeep, key_for_writes
 from hybridindex.cluster.state import read_state
 from hybridindex.errors import (
     AccessDeniedError,
@@ -34,12 +34,15 @@ def folder_of(path: Path, folder: str | Path | None) -> Path:
     return path / FOLDER if folder is None else Path(folder)
 
 
-def client_of(index: str | Path, *, key: str | None = None, timeout_s: float = 30.0) -> Client | None:
+def client_of(
+    index: str | Path, *, key: str | None = None, upkeep: bool = False, timeout_s: float = 30.0
+) -> Client | None:
     """A client of a node that answers, for changes of rows; None: no cluster of the index was started, or its state is
     not within the index directory.
 
     Args:
         key: default the cluster's key for changes, where its folder can be read.
+        upkeep: or for what needs the role admin.
 
     Raises:
         UnreachableError: no node answers.
@@ -50,7 +53,7 @@ def client_of(index: str | Path, *, key: str | None = None, timeout_s: float = 3
         return None
     ca = kept_ca(folder)
     verify = True if ca is None else ssl.create_default_context(cafile=ca)
-    shown = key or key_for_writes(folder)
+    shown = key or (key_for_upkeep if upkeep else key_for_writes)(folder)
     for node in state.nodes:
         with Client(node.url, key=shown, timeout_s=_ANSWERS_S, verify=verify) as asked:
             try:

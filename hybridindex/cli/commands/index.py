@@ -196,6 +196,12 @@ def _say_who_serves(index: Path) -> None:
     if daemon is not None and daemon.generation != read_manifest(index).generation:
         words = f'{daemon}; it goes on until: hybridindex reload {index} (or its setting reload = "auto")'
         err.print(words, highlight=False)
+    elif daemon is None and filesystem.exists(index / "cluster" / "cluster.json"):
+        words = (
+            "a cluster serves it: nodes go on to what was compacted, or went back, by themselves, and to what was "
+            f"built anew by: hybridindex cluster repartition {index}"
+        )
+        err.print(words, highlight=False)
 
 
 def _say_replaced(index: Path, facts: dict[str, Any]) -> None:
@@ -478,10 +484,10 @@ def register(app: typer.Typer) -> None:
     def compact(index: IndexPath, key: Key = None, json: Json = False) -> None:
         """Write the lists of an index anew, with what was added and without what was deleted.
 
-        Where a daemon serves the index, the daemon does it, and serves the new lists. An index that is open for writing
-        does it by itself.
+        Where a daemon serves the index, the daemon does it, and serves the new lists; of a cluster the node that
+        writes, and all nodes go on to them. An index that is open for writing does it by itself.
         """
-        with CliProgress(quiet=json) as progress, open_target(index, key) as target:
+        with CliProgress(quiet=json) as progress, open_target(index, key, upkeep=True) as target:
             facts = {"path": index, **target.compact(progress)}
         words = "nothing had changed"
         if facts["compacted"]:
