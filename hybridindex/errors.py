@@ -12,6 +12,7 @@ __all__ = [
     "AccessDeniedError",
     "BuildError",
     "BusyWritingError",
+    "ClaimedError",
     "CorruptIndexError",
     "DamagedListsError",
     "DeadlineExceededError",
@@ -194,6 +195,10 @@ class UnsupportedIndexError(IndexFormatError):
 
 class BuildError(HybridIndexError):
     """A build stopped before its generation was committed; the previous generation is intact."""
+
+
+class ClaimedError(BuildError):
+    """Another process has the right to write. Nothing was changed."""
 
 
 class SupersededError(BuildError):

@@ -368,7 +368,8 @@ class Manager:
         if now.lineage != served.lineage:
             raise InvalidInputError(
                 f"the index was built anew: nodes go on with generation {served.generation}, and take no changes of "
-                f"rows, until they are told to serve generation {now.generation}: hybridindex cluster repartition INDEX"
+                f"rows, until they are told to serve generation {now.generation}: hybridindex cluster repartition "
+                f"{self._state.index}"
             )
         done = self.repartition()
         _log.info("nodes serve generation %d of the index", done["generation"])

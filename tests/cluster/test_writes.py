@@ -125,6 +125,20 @@ def test_a_node_that_hangs_while_it_writes_is_ended_and_another_one_writes(path,
         np.testing.assert_array_equal(found.ids[:, 0], np.arange(9000, 9006))
 
 
+def test_a_change_waits_for_whoever_writes_beside_the_nodes_and_is_made_then(path, tmp_path):
+    """A node asks now and then which of them writes, and goes on waiting where it is still that one."""
+    fresh = clustered(2, seed=3)
+    with running(path, tmp_path, n_nodes=2) as it, it.router(1) as router:
+        with open_index(path, write=True) as index:
+            index.add(fresh[:1], [9000])
+            made = threading.Thread(target=router.add, args=(fresh[1:], [9001]))
+            made.start()
+            made.join(2.5)
+            assert made.is_alive()
+        made.join()
+        np.testing.assert_array_equal(router.search(fresh, 1, NLIST).ids[:, 0], [9000, 9001])
+
+
 def test_nodes_begin_with_what_was_changed_before_and_keep_it(path, tmp_path):
     rows, fresh = Rows(), clustered(5, seed=4)
     with open_index(path, write=True) as index, rows.changing(dict(zip(range(7000, 7005), fresh, strict=True)), [1, 2]):

@@ -22,13 +22,14 @@ from benchmarks.service.cluster.answers import measure_answers
 from benchmarks.service.cluster.changes import measure_changes
 from benchmarks.service.cluster.failures import measure_hang, measure_kill
 from benchmarks.service.cluster.forecast import measure_forecast
+from benchmarks.service.cluster.generations import measure_generations
 from benchmarks.service.cluster.nodes import Workload, make_workload
 from benchmarks.service.cluster.rate import measure_rate
 from benchmarks.service.cluster.routing import measure_routing
 from benchmarks.service.cluster.spread import measure_fan_out
 
 RESULTS = ROOT / "benchmarks" / "results"
-_PARTS = ("answers", "changes", "routing", "hang", "kill", "fan_out", "rate", "forecast")
+_PARTS = ("answers", "changes", "generations", "routing", "hang", "kill", "fan_out", "rate", "forecast")
 
 
 def _parts(text: str) -> list[str]:
@@ -77,6 +78,7 @@ def main() -> None:
             "changes": lambda w, f: measure_changes(
                 w, f, searches=500 if quick else queries // 5, changes_per_s=20.0, rounds=1 if quick else 4
             ),
+            "generations": lambda w, f: measure_generations(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "routing": lambda w, f: measure_routing(w, f, repeats=11 if quick else 101),
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),

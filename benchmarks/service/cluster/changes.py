@@ -189,12 +189,21 @@ def _call(router: ClusterRouter, states: _States, count: _Count, seed: int, nlis
 def _faults(cluster: Nodes, count: _Count, writer: _Writer, rng: np.random.Generator) -> dict[str, float]:
     """One of each; the longest time without an acknowledged change of each."""
     longest = {}
-    for fault in ("none", "kill the node that writes", "kill another one", "stop one for 2 s", "move all lists"):
+    for fault in (
+        "none", "kill the node that writes", "kill another one", "stop one for 2 s", "move all lists", "go on",
+        "go on, and kill one",
+    ):  # fmt: skip
         count.fault, writer.longest_s, writer.acknowledged_s = fault, 0.0, time.monotonic()
         if fault == "none":
             time.sleep(3.0)
         elif fault == "move all lists":
             cluster.manager.repartition()
+        elif fault.startswith("go on"):
+            generation = cluster.compact(cluster.names[-1])
+            if fault != "go on":
+                time.sleep(float(rng.uniform(0.0, 3.0)))
+                cluster.signal(str(rng.choice(cluster.names)), signal.SIGKILL)
+            until(lambda now=generation: cluster.serve_alone(now), _WHOLE_S)  # type: ignore[misc]
         elif fault == "stop one for 2 s":
             name = str(rng.choice(cluster.names))
             cluster.signal(name, signal.SIGSTOP)
@@ -237,6 +246,7 @@ def measure_changes(
             over.set()
             for thread in threads:
                 thread.join()
+        nlist_now = cluster.manager.status()["nlist"]
     longest = {fault: [each[fault] for each in times] for fault in times[0]}
     total = {
         "searches": sum(count.n.values()),
@@ -257,6 +267,7 @@ def measure_changes(
         print(told)
     return {
         "total": total,
+        "nlist": [nlist, nlist_now],
         "rounds": len(times),
         "longest_without_change_s": longest,
         "change_ms": {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took, 0.99))},

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.clusters import import_lists, make_clusters, make_queries
+from hybridindex.client import Client
+from hybridindex.cluster.access import Access
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
+from hybridindex.errors import UnreachableError
 from hybridindex.partitioner.nodes.node_plan import NodePlan, holders_of
 from hybridindex.service.auth import new_key
 from hybridindex.types import F32
@@ -76,8 +79,8 @@ class RandomManager(Manager):
         self._rng = np.random.default_rng(seed)
         super().__init__(*args, **options)
 
-    def plan(self) -> NodePlan:
-        request, access = self._node_request(), self.access
+    def _plan(self, access: Access) -> NodePlan:
+        request = self._node_request()
         taking, nlist = request.taking, len(access.list_bytes)
         on = np.zeros((nlist, request.n_nodes), dtype=np.bool_)
         on[:, taking] = self._rng.random((nlist, taking.size)) < 0.1
@@ -99,6 +102,19 @@ class Nodes:
     def router(self, **options: Any) -> ClusterRouter:
         urls = {name: process.url for name, process in self.processes.items()}
         return ClusterRouter(urls, dim=self.workload.dim, key=self._key, **options)
+
+    def compact(self, name: str) -> int:
+        """Has the node that writes compact the index; the generation that it made. ``name``: of any node."""
+        with Client(self.processes[name].url, key=self._key, timeout_s=600.0) as client:
+            return int(client.compact()["generation"])
+
+    def serve_alone(self, generation: int) -> bool:
+        """All nodes serve it, and have no other one open."""
+        try:
+            opened = [self.calls(name).node()["generations"] for name in self.names]
+        except UnreachableError:  # one that was killed
+            return False
+        return all([each["generation"] for each in states] == [generation] for states in opened) and self.whole()
 
     def calls(self, name: str) -> NodeCalls:
         return NodeCalls(self.processes[name].url, self._key)

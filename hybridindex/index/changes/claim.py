@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hybridindex import filesystem
-from hybridindex.errors import BuildError, FileError, MissingFileError, cannot_write
+from hybridindex.errors import BuildError, ClaimedError, FileError, MissingFileError, cannot_write
 from hybridindex.processes import lock_file
 
 __all__ = ["WritersClaim", "claim_of"]
@@ -55,7 +55,7 @@ class WritersClaim:
         """For one change.
 
         Raises:
-            BuildError: another process has it, and keeps it for ``timeout_s``; names it.
+            ClaimedError: another process has it, and keeps it for ``timeout_s``; names it.
         """
         self._take(timeout_s)
         try:
@@ -67,7 +67,7 @@ class WritersClaim:
         """Until :meth:`give_up`.
 
         Raises:
-            BuildError: another process has it, or somebody in this one keeps it; names it.
+            ClaimedError: another process has it. BuildError: somebody in this one keeps it. Each names it.
         """
         if self._kept_since:
             raise BuildError(
@@ -96,7 +96,7 @@ class WritersClaim:
                 try:
                     lock.acquire()
                 except Timeout as error:
-                    raise BuildError(f"{self._path} is being written by {self._whose()}") from error
+                    raise ClaimedError(f"{self._path} is being written by {self._whose()}") from error
                 except FileError as error:
                     raise cannot_write(error, self._path, "nothing has changed") from error
                 self._lock = lock

@@ -110,13 +110,13 @@ class IndexWriter:
         self._newest = index
         index.live.is_sole_writer = self._keeps
 
-    def keep(self) -> None:
+    def keep(self, wait_s: float = WAIT_S) -> None:
         """Has the writer's claim until :meth:`close`.
 
         Raises:
-            BuildError: another writer has it, or another process writes; names it.
+            ClaimedError: another process has it for ``wait_s``. BuildError: somebody in this one has. Each names it.
         """
-        self._claim.keep(WAIT_S)
+        self._claim.keep(wait_s)
         try:
             self.newest.live.read_now()
         except BaseException:

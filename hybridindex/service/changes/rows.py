@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hybridindex.api import Index, open_index
+from hybridindex.api import Index
 from hybridindex.errors import (
     BuildError,
     BusyWritingError,
+    ClaimedError,
     DiskFullError,
     DuplicateIdError,
     EmbeddingError,
@@ -35,6 +36,7 @@ from hybridindex.errors import (
     UnsupportedIndexError,
 )
 from hybridindex.index import Manifest, read_manifest
+from hybridindex.index import open_index as open_directory
 from hybridindex.service.changes.attribute_values import columns_of
 from hybridindex.types import F32, I64
 
@@ -46,6 +48,9 @@ Durability = Literal["synced", "written"]
 
 #: Of a cluster.
 _CURE = "try again when its nodes have gone on to the generation that was compacted last"
+#: How long another process may keep the right to write. A node asks again which one writes, which may be another by
+#: then.
+_CLAIM_S, _NODE_CLAIM_S = 10.0, 1.0
 #: How long the end of the service waits for a compaction. One that goes on leaves the old generation or the new one.
 _CLOSES_S = 20.0
 
@@ -249,7 +254,7 @@ class RowWriter:
             if self._failed is not None and self._failed[0] >= began_s:
                 raise self._failed[1]  # who waits for another process waits once
             try:
-                index = open_index(self._path, verify="quick", write=True, durability=self._durability)
+                index = self._opened()
             except HybridIndexError as error:
                 self._failed = self._clock(), error
                 raise
@@ -270,6 +275,16 @@ class RowWriter:
                 index.close()
                 return
             _log.info("this daemon writes to the index from now on; nobody else may")
+
+    def _opened(self) -> Index:
+        """The index, with the right to write."""
+        index = Index(open_directory(self._path, verify="quick"), durability=self._durability)
+        try:
+            index.writer.keep(_CLAIM_S if self._served is None else _NODE_CLAIM_S)
+        except BaseException:
+            index.close()
+            raise
+        return index
 
     # What serves
 
@@ -384,7 +399,14 @@ def _reason(error: HybridIndexError) -> str:
 def _saying(words: str, error: HybridIndexError) -> HybridIndexError:
     if isinstance(error, BusyWritingError):
         return BusyWritingError(words, retry_after_s=error.retry_after_s)
-    for kind in (DuplicateIdError, InvalidInputError, UnsupportedIndexError, SupersededError, NoEmbedderError):
+    for kind in (
+        ClaimedError,
+        DuplicateIdError,
+        InvalidInputError,
+        UnsupportedIndexError,
+        SupersededError,
+        NoEmbedderError,
+    ):
         if isinstance(error, kind):
             return kind(words)
     return BuildError(words) if type(error) is BuildError else error

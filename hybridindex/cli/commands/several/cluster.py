@@ -269,8 +269,8 @@ def _progress() -> Iterator[Any]:
 
 
 def _table(status: dict[str, Any]) -> Table:
-    words = f"{status['cluster']}: {status['nlist']} lists, {readable_bytes(status['index_bytes'])}, "
-    words += f"{status['replicas']} replicas, map {status['map_version']}"
+    words = f"{status['cluster']}: generation {status['generation']}, {status['nlist']} lists, "
+    words += f"{readable_bytes(status['index_bytes'])}, {status['replicas']} replicas, map {status['map_version']}"
     table = Table("node", "state", "lists", "bytes", "of", "url", title=words)
     for node in status["nodes"]:
         state = f"{node['state']}, drained" if node["drains"] else node["state"]

@@ -6,11 +6,12 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
 
-from hybridindex.errors import OverloadedError, UnreachableError
+from hybridindex.errors import ClaimedError, OverloadedError, UnreachableError
 from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.service.changes.members import Members
 from hybridindex.service.core import Service
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 _FORWARDED = "x-hybridindex-forwarded"
 #: Nodes agree within so long who writes; and between two attempts until then.
 _AGREE_S, _AGAIN_S = 5.0, 0.1
+#: The node that wrote before may keep the right to write for so long.
+_CLAIMED_S = 10.0
 _NOT_THE_WRITER = "not-the-writer"
 #: Changes on their way to another node at once, each on a connection of its own.
 _MOST_FORWARDED = 32
@@ -40,6 +43,30 @@ class NodeWrites:
     def key_of(request: Request, client: str, key: str) -> str:
         """The same for an idempotency key of a client, whichever node is asked."""
         return key if _FORWARDED in request.headers else digest_bytes(json.dumps([client, key]).encode())
+
+    async def make(
+        self, request: Request, body: bytes, key: str | None, change: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> bytes:
+        """What the node that writes answers; where that is this one, it makes the ``change``, and tells the others.
+
+        Args:
+            key: as of :meth:`key_of`.
+
+        Raises:
+            As :meth:`elsewhere`. Whatever ``change`` raises.
+        """
+        ends_s = time.monotonic() + _CLAIMED_S
+        while True:
+            if (made := await self.elsewhere(request, body, key)) is not None:
+                return made
+            try:
+                said = await change()
+            except ClaimedError:  # one that hung has it still, and may write again itself
+                if time.monotonic() > ends_s:
+                    raise
+            else:
+                await self.tell(said["number"])
+                return json.dumps(said).encode()
 
     async def elsewhere(
         self, request: Request, body: bytes, key: str | None, limit_s: float | None = None

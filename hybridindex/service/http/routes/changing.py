@@ -95,11 +95,7 @@ class Changing:
         async def run() -> bytes:
             if self._writes is None:
                 return json.dumps(await change(client)).encode()
-            if (made := await self._writes.elsewhere(request, body, known[1])) is not None:
-                return made
-            said = await change(client)
-            await self._writes.tell(said["number"])
-            return json.dumps(said).encode()
+            return await self._writes.make(request, body, known[1], lambda: change(client))
 
         headers = {"cache-control": "no-store"}
         try:
