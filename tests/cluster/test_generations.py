@@ -241,3 +241,28 @@ def test_an_index_of_another_dimension_is_refused(path, tmp_path):
             it.manager.repartition()
         rows.searching(exact(router), clustered(1, seed=5))
         wait_until(lambda: all_serve(it, 1))
+
+
+def test_sessions_and_devices_go_on(path, tmp_path):
+    """A session that was opened before searches what serves, and devices hold lists of that."""
+    rows, fresh = Rows(), clustered(6, seed=4)
+    with running(path, tmp_path, options=("--device", "cpu", "--budget", "1MiB")) as it, it.router() as router:
+        for generation in (2, 3):
+            with ExitStack() as ending:
+                clients = [ending.enter_context(Client(node.url, key=KEY)) for node in it.nodes]
+                sessions = [ending.enter_context(client.session(lookahead_bytes=1 << 18)) for client in clients]
+                for session in sessions:
+                    session.lookahead(fresh[0])
+                    rows.searching(lambda query, session=session: session.search(query, 10, NLIST), fresh[:1])
+                row = fresh[generation][None]
+                with rows.changing({5000 + generation: row[0]}):
+                    router.add(row, [5000 + generation])
+                clients[1].compact(wait=True)
+                wait_until(lambda now=generation: all_serve(it, now))
+                for session in sessions:
+                    session.lookahead(row[0])
+                    rows.searching(lambda query, session=session: session.search(query, 10, NLIST), row)
+                for client in clients:
+                    said = client.status()
+                    assert said["index"]["generation"] == generation
+                    assert [device["usable"] for device in said["devices"]] == [True]

@@ -56,7 +56,7 @@ class _Following(Following):
 
 
 class NodeRows:
-    """Of one life of a node. For :class:`NodeWrites` it is the daemon's member."""
+    """Of one life of a node. For :class:`NodeWrites` it is the daemon's members, of which there is one: itself."""
 
     def __init__(
         self,
@@ -76,6 +76,15 @@ class NodeRows:
         #: Of the last change that it said it knows.
         self.acknowledged = 0
         self._n_open = 0
+
+    @property
+    def current(self) -> NodeRows:
+        """The member of the generation that serves."""
+        return self
+
+    def all(self) -> list[NodeRows]:
+        """Of every generation that is open."""
+        return [self]
 
     @property
     def number(self) -> int:
