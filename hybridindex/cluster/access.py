@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridindex.api import Index
-from hybridindex.cluster.nodes.calls import IndexGeneration
-from hybridindex.errors import HybridIndexError
+from hybridindex.errors import CorruptIndexError, HybridIndexError
 from hybridindex.index import Manifest, open_index
+from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
 from hybridindex.types import F64, I64
 
-__all__ = ["Access", "read_access"]
+__all__ = ["Access", "access_of", "read_access"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,19 @@ class Access(NamedTuple):
     def of(self) -> IndexGeneration:
         """Which generation."""
         return IndexGeneration(self.manifest.fingerprint, self.manifest.generation)
+
+
+def access_of(index: Path, map_: ClusterMap | None) -> Access:
+    """:func:`read_access` of the generation that a map is of; of the current one where there is no map, or that
+    generation was removed."""
+    if map_ is not None:
+        try:
+            found = read_access(index, map_.generation)
+            if found.of == map_.of:
+                return found
+        except CorruptIndexError as error:
+            _log.warning("the generation that the nodes serve is not in the index any more: %s", error)
+    return read_access(index)
 
 
 def read_access(index: Path, generation: int | None = None) -> Access:

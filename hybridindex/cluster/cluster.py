@@ -440,7 +440,7 @@ class Cluster:
         keep_machines(self._folder, [spec], [place])
         entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
         self._call(manager.set_nodes.remote([*entries, entry]), 30.0)
-        return self._change(manager, manager.repartition.remote(), progress)
+        return self._change(manager, manager.repartition.remote(anew=False), progress)
 
     def _places_of(self, nodes: Sequence[dict[str, Any]]) -> list[str]:
         """Ray's machines of nodes, as far as they answer."""

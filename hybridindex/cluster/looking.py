@@ -46,9 +46,9 @@ class Looking:
                 if str(error) != self.problem:
                     _log.warning("%s: %s", self._words, error)
                 self.problem, wait_s = str(error), self._again_s
-            except Exception:  # noqa: BLE001 - the next look must come
+            except Exception as error:  # noqa: BLE001 - the next look must come
                 _log.exception("%s", self._words)
-                wait_s = self._again_s
+                self.problem, wait_s = repr(error), self._again_s
             else:
                 self.problem, wait_s = "", self._every_s
 

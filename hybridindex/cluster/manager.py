@@ -19,13 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.cluster.access import Access, read_access
+from hybridindex.cluster.access import Access, access_of, read_access
 from hybridindex.cluster.looking import Looking
 from hybridindex.cluster.nodes.calls import NodeCalls
-from hybridindex.cluster.nodes.taking import Taking, close_others, drop_spare, side_by_side, wait_until_seen
+from hybridindex.cluster.nodes.taking import Taking, close_left, drop_spare, side_by_side, wait_until_seen
 from hybridindex.cluster.nodes.watch import LOOK_S, Watch
+from hybridindex.cluster.reports import describe_plan, describe_state, problem_of
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
-from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, ServiceError, UnreachableError
+from hybridindex.errors import (
+    BuildError,
+    HybridIndexError,
+    InvalidInputError,
+    ServiceError,
+    UnreachableError,
+)
 from hybridindex.index import read_manifest
 from hybridindex.partitioner.nodes.drift import judge_drift
 from hybridindex.partitioner.nodes.moves import moves, repair
@@ -75,13 +82,8 @@ class Manager:
         self._folder, self._key, self._tls = folder, key, tls
         kept = read_state(folder)
         self._state = kept or ClusterState(cluster=cluster, index=str(index), request=request)
-        map_ = self._state.map
-        self.access: Access = read_access(Path(self._state.index), None if map_ is None else map_.generation)
-        if map_ is not None and self.access.of.fingerprint != map_.fingerprint:
-            raise InvalidInputError(
-                f"generation {map_.generation} of {self._state.index} is {self.access.of.fingerprint}, and the cluster "
-                f"serves {map_.fingerprint}; stop the cluster and start it anew"
-            )
+        #: Of the generation of the map; of the current one while there is no map, or where that one was removed.
+        self.access: Access = access_of(Path(self._state.index), self._state.map)
         self._lock = threading.RLock()
         #: Held by who changes the placement.
         self._changing = threading.Lock()
@@ -95,8 +97,8 @@ class Manager:
         self._repaired: tuple[tuple[bool, ...], tuple[str, ...]] | None = None
         #: No repair before; after one that failed.
         self._not_before_s = 0.0
-        #: Nodes have no generation open but that of the map, as far as they answer.
-        self._is_clean = False
+        #: Names of nodes that have no generation open that they left.
+        self._left_nothing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="hybridindex-manager", daemon=True)
         for entry in self._state.nodes:
             self._watch(entry)
@@ -165,7 +167,7 @@ class Manager:
         if self._changing.acquire(blocking=False):
             try:
                 self._tell_who_serves()
-                self._is_clean = self._is_clean or close_others(self._nodes.values(), map_.generation)
+                self._left_nothing = close_left(self._nodes.values(), map_.generation, self._left_nothing)
             finally:
                 self._changing.release()
         away, serving = self._away(map_), self._serving(map_)
@@ -224,6 +226,8 @@ class Manager:
         """
         map_ = self._state.map
         assert map_ is not None
+        if self.access.of != map_.of:
+            raise ServiceError(f"the lists of {', '.join(away)} cannot be copied: {self._newer.problem}")
         before = self._serving(map_)
         lost = [i for i, node in enumerate(map_.nodes) if node.name in away]
         plan = NodePlan(
@@ -277,9 +281,6 @@ class Manager:
         """Names of nodes that do not answer, but for those that may leave."""
         return [entry.name for entry in self._state.nodes if not entry.drains and not self._nodes[entry.name].answers]
 
-    def _is_up(self, name: str) -> bool:
-        return name in self._nodes and self._nodes[name].up
-
     # Plans and changes
 
     def _node_request(self) -> NodeRequest:
@@ -293,9 +294,9 @@ class Manager:
     def _holders_in(self, access: Access) -> U64 | None:
         """(nlist,) who holds the lists of a generation, or those whose place they take, by the map; None: not known."""
         map_ = self._state.map
-        if map_ is None or access.of == self.access.of:
+        if map_ is None or access.of == map_.of:
             return None if map_ is None else map_.holders
-        was = access.manifest.lists_in(self.access.manifest)
+        was = access.manifest.lists_in(self.access.manifest) if self.access.of == map_.of else None
         return None if was is None else map_.holders[was]
 
     def _plan(self, access: Access) -> NodePlan:
@@ -317,25 +318,36 @@ class Manager:
 
     def describe_plan(self) -> dict[str, Any]:
         """:meth:`plan` in words and numbers, and what it would move."""
-        plan, map_ = self.plan(), self._state.map
-        before = np.zeros_like(plan.holders) if map_ is None else map_.holders
-        moving = moves(before, plan.holders, self.access.list_bytes)
+        access = self.access
+        plan, known = self._plan(access), self._holders_in(access)
+        before = np.zeros_like(plan.holders) if known is None else known
+        moving = moves(before, plan.holders, access.list_bytes)
         return {
-            **self._describe(plan, self.access),
+            **describe_plan(plan, access, self._state),
             "take_bytes": int(moving.take_bytes.sum()),
             "drop_bytes": int(moving.drop_bytes.sum()),
             "changed_lists": int(np.count_nonzero(before != plan.holders)),
         }
 
-    def repartition(self, progress: Progress | None = None) -> dict[str, Any]:
+    def repartition(self, progress: Progress | None = None, *, anew: bool = True) -> dict[str, Any]:
         """Plans anew from the newest profile, and moves the difference; where the index has another generation, nodes
         go on to that. Returns what changed.
+
+        Args:
+            anew: also to one that was built anew.
 
         Raises:
             BuildError: another change goes on. InvalidInputError: as :meth:`plan`. ServiceError, UnreachableError: a
             node could not do its part; the placement before is in force.
         """
-        return self._repartition(lambda: read_access(Path(self._state.index)), progress)
+
+        def look() -> Access:
+            index, served = Path(self._state.index), self.access.manifest
+            if anew or read_manifest(index).lineage == served.lineage:
+                return read_access(index)
+            return read_access(index, served.generation)
+
+        return self._repartition(look, progress)
 
     def _repartition(self, look: Callable[[], Access], progress: Progress | None = None) -> dict[str, Any]:
         """``look``: what the plan is made from."""
@@ -345,13 +357,18 @@ class Manager:
         try:
             access = look()
             plan, map_ = self._plan(access), self._state.map
-            self._wait_for_nodes(map_)
+            if map_ is not None and access.of.generation == map_.generation and access.of != map_.of:
+                raise InvalidInputError(
+                    f"generation {map_.generation} of {self._state.index} is {access.of.fingerprint}, and the cluster "
+                    f"serves {map_.fingerprint}; stop the cluster and start it anew"
+                )
+            self._wait_for_nodes(map_, access)
             known = self._holders_in(access)
             before = np.zeros_like(plan.holders) if known is None else known
             taken = self._change(map_, access, plan.holders, progress)
             dropped = self._drop()
             return {
-                **self._describe(plan, access),
+                **describe_plan(plan, access, self._state),
                 "generation": access.of.generation,
                 "taken_bytes": taken,
                 "dropped_bytes": dropped,
@@ -362,31 +379,32 @@ class Manager:
 
     def _go_on(self) -> None:
         """Has nodes go on to the generation that the index was compacted into. Raises as :meth:`repartition`."""
-        now, served = read_manifest(Path(self._state.index)), self.access.manifest
-        if self._state.map is None or now == served:
+        map_, now = self._state.map, read_manifest(Path(self._state.index))
+        if map_ is None or (now.fingerprint, now.generation) == map_.of:
             return
-        if now.lineage != served.lineage:
+        if self.access.of != map_.of or now.lineage != self.access.manifest.lineage:
+            why = "was built anew" if self.access.of == map_.of else f"has no generation {map_.generation} any more"
             raise InvalidInputError(
-                f"the index was built anew: nodes go on with generation {served.generation}, and take no changes of "
-                f"rows, until they are told to serve generation {now.generation}: hybridindex cluster repartition "
+                f"the index {why}: nodes go on with that generation, {map_.generation}, and take no changes of rows, "
+                f"until they are told to serve generation {now.generation}: hybridindex cluster repartition "
                 f"{self._state.index}"
             )
-        done = self.repartition()
+        done = self.repartition(anew=False)
         _log.info("nodes serve generation %d of the index", done["generation"])
 
     def refresh(self) -> dict[str, Any] | None:
         """Moves lists where recent queries of all nodes scan more of theirs where they are asked then; None: they do
         not, or too few are known, or a node is away. Raises as :meth:`repartition`."""
-        map_ = self._state.map
-        if map_ is None or not all(self._serving(map_)):
+        with self._lock:
+            map_, access = self._state.map, self.access
+        if map_ is None or access.of != map_.of or not all(self._serving(map_)):
             return None
-        nlist = len(self.access.list_bytes)
+        nlist = len(access.list_bytes)
         told = side_by_side(list(self._nodes.values()), lambda node: node.calls.probes(nlist))
         samples = [probes for probes in told.values() if isinstance(probes, np.ndarray) and len(probes)]
         width = max((probes.shape[1] for probes in samples), default=0)
         padded = [np.pad(probes, ((0, 0), (0, width - probes.shape[1])), constant_values=-1) for probes in samples]
         probes = np.concatenate(padded) if padded else np.empty((0, 1), dtype=np.int64)
-        access = self.access
         drift = judge_drift(access.list_bytes, access.scanned_bytes, map_.holders, self._node_request(), probes)
         self._drift = {
             "queries": drift.n_queries,
@@ -412,7 +430,6 @@ class Manager:
         taking = self._take(map_, access, holders, names, progress, lambda taking: bool(taking.errors))
         if taking.errors:
             taking.undo()
-            self._is_clean = False
             raise taking.errors[min(taking.errors)]
         self._place(holders, access)
         wait_until_seen(self._nodes.values(), self._stop.is_set)
@@ -430,7 +447,7 @@ class Manager:
                 raise InvalidInputError(f"node is {name!r}; expected one of {', '.join(self._nodes) or 'none'}")
             self._set_drains(name, drains=True)
         try:
-            return self.repartition(progress)
+            return self.repartition(progress, anew=False)
         except BaseException:
             self._set_drains(name, drains=False)
             raise
@@ -440,17 +457,22 @@ class Manager:
             nodes = [replace(each, drains=drains) if each.name == name else each for each in self._state.nodes]
             self._save(nodes=tuple(nodes))
 
-    def _wait_for_nodes(self, map_: ClusterMap | None) -> None:
-        """Until all nodes answer that are new. Lists must not leave for one that is down.
+    def _wait_for_nodes(self, map_: ClusterMap | None, access: Access) -> None:
+        """Until all nodes answer that are new. Lists must not leave for one that is down; and no node goes on that has
+        not got the generation of the map, unless that was removed.
 
         Raises:
-            UnreachableError: some do not answer.
+            UnreachableError: some do not answer, or are not so far.
         """
-        known = set() if map_ is None else {node.name for node in map_.nodes}
+        known = {} if map_ is None else {node.name: self._nodes[node.name] for node in map_.nodes}
         taking = [entry.name for entry in self._state.nodes if not entry.drains]
-        down = [name for name in taking if name in known and not self._is_up(name)]
-        if down:
-            raise UnreachableError(f"{', '.join(down)} is down; start it, or drain it first")
+        for name in taking:
+            if map_ is None or name not in known or (self.access.of != map_.of and known[name].answers):
+                continue
+            if not known[name].up:
+                raise UnreachableError(f"{name} is down; start it, or drain it first")
+            if access.of != map_.of and known[name].version != map_.version:
+                raise UnreachableError(f"{name} has not got the newest map yet; try again")
         ends = time.monotonic() + _START_S
         while True:
             waiting = [name for name in taking if name not in known and not self._nodes[name].answers]
@@ -458,6 +480,8 @@ class Manager:
                 return
             if time.monotonic() > ends or self._stop.is_set():
                 raise UnreachableError(f"{', '.join(waiting)} did not answer for {_START_S:g} s")
+            if map_ is not None:
+                self._tell_who_serves()
             time.sleep(_POLL_S)
 
     def _take(
@@ -472,10 +496,10 @@ class Manager:
         """Has these nodes take the lists of ``holders`` that they lack, until they have them or ``ends`` says so; those
         of another generation than the map's beside what they serve."""
         wanted = {}
-        is_other = map_ is not None and access.of != self.access.of
+        is_other = map_ is not None and access.of != map_.of
         for i, entry in enumerate(self._state.nodes):
             own = (holders >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
-            if entry.name in names and (own.any() or is_other):
+            if entry.name in names and (own.any() or (is_other and not entry.drains)):
                 wanted[entry.name] = own
         rate = None if map_ is None else self._state.request.copy_bytes_per_s
         taking = Taking(self._nodes, wanted, access.list_bytes, rate, of=access.of)
@@ -502,23 +526,24 @@ class Manager:
 
     def _publish(self, nodes: tuple[MapNode, ...], holders: U64, access: Access | None = None) -> None:
         """Puts a new map in force: it is kept first, then every node that answers gets it."""
-        access = access or self.access
+        known = self._state.map
+        of = known.of if access is None and known is not None else (access or self.access).of
         before = self._state.map
         version = self._newest_version() if before is None else before.version
         with self._lock:
             map_ = ClusterMap(
                 cluster=self._state.cluster,
                 version=version + 1,
-                fingerprint=access.of.fingerprint,
-                generation=access.of.generation,
+                fingerprint=of.fingerprint,
+                generation=of.generation,
                 nodes=nodes,
                 holders=np.ascontiguousarray(holders, dtype=np.uint64),
                 replicas=self._state.request.replicas,
             )
             self._save(map=map_)
-            limit_s = _MOMENT_S if access.of == self.access.of else _SWITCH_S
-            self.access = access
-        self._is_clean = False
+            self.access = access or self.access
+        self._left_nothing = set()
+        limit_s = _MOMENT_S if known is None or of == known.of else _SWITCH_S
         serving = [self._nodes[node.name] for node in nodes if node.serving and node.name in self._nodes]
         for name, error in side_by_side(serving, lambda node: node.calls.apply(map_, limit_s)).items():
             if error is None:
@@ -539,43 +564,20 @@ class Manager:
 
     # What it tells
 
-    def _describe(self, plan: NodePlan, access: Access) -> dict[str, Any]:
-        return {
-            "fan_out": plan.fan_out,
-            "local_share": plan.local_share,
-            "profile_id": access.profile_id,
-            "explanation": plan.explain(),
-            "node_bytes": dict(zip([entry.name for entry in self._state.nodes], plan.node_bytes.tolist(), strict=True)),
-        }
-
     def status(self) -> dict[str, Any]:
         """For people, and for clients that look for nodes."""
         with self._lock:
             state, map_, access = self._state, self._state.map, self.access
-        bytes_of = access.list_bytes
-        nodes = [self._nodes[entry.name].describe(map_, bytes_of) for entry in state.nodes]
+        list_bytes = access.list_bytes
+        if map_ is not None and access.of != map_.of:
+            list_bytes = np.zeros(len(map_.holders), dtype=np.int64)  # not known
+        nodes = [self._nodes[entry.name].describe(map_, list_bytes) for entry in state.nodes]
         up = [False] * len(nodes) if map_ is None else self._serving(map_)
-        refused = (f"node {node['name']}: {node['problem']}" for node in nodes if node["state"] == "refused")
-        below = nobody = None
-        if map_ is not None:
-            below = int(self._below(map_, up).sum())
-            mask = np.uint64(sum(1 << i for i, each in enumerate(up) if each))
-            nobody = int(np.count_nonzero(map_.holders & mask == 0))
         return {
-            "cluster": state.cluster,
-            "index": state.index,
-            "fingerprint": access.of.fingerprint,
-            "generation": access.of.generation,
-            "map_version": 0 if map_ is None else map_.version,
-            "replicas": state.request.replicas,
-            "replicate": state.request.replicate,
-            "nlist": len(bytes_of),
-            "index_bytes": int(bytes_of.sum()),
-            "lists_below_replicas": below,
-            "lists_of_nobody": nobody,
+            **describe_state(state, access, up, None if map_ is None else self._below(map_, up)),
             "changing": self._changing.locked(),
             "drift": {**self._drift, "refreshes": self._n_refreshes},
-            "problem": self._problem or next(refused, "") or self._newer.problem,
+            "problem": self._problem or problem_of(nodes) or self._newer.problem,
             "nodes": nodes,
         }
 

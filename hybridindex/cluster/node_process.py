@@ -21,10 +21,10 @@ from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.errors import (
     CorruptIndexError,
     HybridIndexError,
-    IndexFormatError,
     InvalidInputError,
     MissingFileError,
     ServiceError,
+    UnsupportedIndexError,
 )
 from hybridindex.index import read_manifest
 from hybridindex.index.share.share import create_share, renew_share
@@ -105,13 +105,14 @@ class NodeProcess:
         self._wait_until_it_listens()
 
     def _make_share(self) -> None:
-        """The share of an earlier start, where it is of the generation that this node was started for, or of a later
-        one that it went on to, with the attributes that the index has now; else a new one."""
+        """The share of an earlier start, with the attributes that the index has now, where it is of the generation that
+        this node is started for; or of any other, where it was started for the same before, and went on from that. Else
+        a new one."""
         source = FolderSource(self._spec.index, generation=self._generation(), is_followed=True)
         if filesystem.is_dir(self._share):
             try:
                 renew_share(self._share, source)
-            except (IndexFormatError, InvalidInputError) as error:
+            except (CorruptIndexError, InvalidInputError, UnsupportedIndexError) as error:
                 _log.warning("the share of an earlier start is not used: %s", error)
             else:
                 return
@@ -119,18 +120,24 @@ class NodeProcess:
         create_share(self._share, source)
 
     def _generation(self) -> int | None:
-        """To start with. The cluster may serve another one by now: its manager says so."""
-        asked = self._spec.generation
+        """To start with; None: the current one of the index. The cluster may serve another one by now: its manager says
+        so."""
+        index, asked, file = self._spec.index, self._spec.generation, self._folder / "generation"
         if asked is None:
-            asked = read_manifest(self._spec.index).generation
-        with suppress(HybridIndexError):
+            asked = read_manifest(index).generation
+        try:
+            before = filesystem.read_text(file)
+        except MissingFileError:
+            before = ""
+        filesystem.replace_file(file, str(asked))
+        with suppress(CorruptIndexError, InvalidInputError, UnsupportedIndexError):
             kept = read_manifest(self._share)
-            if kept.generation >= asked and kept == read_manifest(self._spec.index, kept.generation):
+            if before == str(asked) and kept == read_manifest(index, kept.generation):
                 return kept.generation
         try:
-            return read_manifest(self._spec.index, asked).generation
+            return read_manifest(index, asked).generation
         except CorruptIndexError:
-            return None  # it was removed since: the current one
+            return None  # it was removed since
 
     def _make_keys(self) -> Path:
         """A key file with the cluster's keys alone."""

@@ -147,8 +147,8 @@ class ManagerActor:
     def plan(self) -> dict[str, Any]:
         return self._manager.describe_plan()
 
-    def repartition(self) -> dict[str, Any]:
-        return self._manager.repartition(self._note)
+    def repartition(self, *, anew: bool = True) -> dict[str, Any]:
+        return self._manager.repartition(self._note, anew=anew)
 
     def drain(self, name: str) -> dict[str, Any]:
         return self._manager.drain(name, self._note)

@@ -167,13 +167,14 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
     """
     _, codes = look_at(path, config.router)
     node = config.node
-    if node.name is not None:
-        # Of a change of generation that the last start of this node did not see to its end.
-        remove_replaced(path)
     index = ServedIndex(open_index(path, changes_of=None if node.name is None else node.source))
     try:
         if node.name is not None:
             index.member = Member(index.ivf, node.name, source=node.source, memory_bytes=node.memory_bytes, ca=node.ca)
+            try:
+                remove_replaced(path)  # what the last start of this node was about to go on to, or had left
+            except HybridIndexError as error:
+                _log.warning("%s", error)
         store = index.store(config.store_url, required=False)
         try:
             choice = choose_plan(index, config.plan, config, store)

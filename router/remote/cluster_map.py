@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.share.ranges import mask_of, ranges_of
 
-__all__ = ["MAX_NODES", "U64", "ClusterMap", "MapNode"]
+__all__ = ["MAX_NODES", "U64", "ClusterMap", "IndexGeneration", "MapNode"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -32,6 +32,13 @@ _MAX_NLIST = 1 << 26
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+
+
+class IndexGeneration(NamedTuple):
+    """Names one."""
+
+    fingerprint: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,11 @@ class ClusterMap:
         if len(names) < MAX_NODES and (self.holders >> np.uint64(len(names))).any():
             raise InvalidInputError(f"a list has a holder beyond the {len(names)} nodes of the map")
         self.holders.setflags(write=False)
+
+    @property
+    def of(self) -> IndexGeneration:
+        """Of the index."""
+        return IndexGeneration(self.fingerprint, self.generation)
 
     def index_of(self, name: str) -> int | None:
         """Position of a node; None where it is not of this map."""

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from hybridindex.api import open_index, rollback
 from hybridindex.client import Client
 from hybridindex.cluster import manager
 from hybridindex.cluster.nodes.calls import NodeCalls
-from hybridindex.errors import BuildError, HybridIndexError, ServiceError
-from hybridindex.index import build, read_manifest
+from hybridindex.errors import BuildError, HybridIndexError, IncompleteAnswerError, ServiceError
+from hybridindex.index import build, read_manifest, remove_replaced
 from tests.cluster.searches import wait_until
 from tests.cluster.writing import KEY, NLIST, N, Rows, exact, running
 from tests.clustered import clustered, small_index
@@ -190,6 +191,107 @@ def test_what_nodes_cannot_take_leaves_them_as_they_were(path, tmp_path, monkeyp
             wait_until(lambda: all_serve(it, 2))
             rows.searching(exact(router), fresh[:1])
         assert it.manager.status()["problem"] == ""
+
+
+def test_a_node_that_was_drained_or_is_lost_keeps_nobody(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.2)
+    rows, fresh = Rows(), clustered(4, seed=2)
+    with running(path, tmp_path, n_nodes=4, memory=2.0) as it, it.router(0, 1) as router:
+        it.manager.drain("node-3")
+        it.nodes.pop().close()
+        with rows.changing({5000: fresh[0]}):
+            router.add(fresh[:1], [5000])
+        with Client(it.nodes[1].url, key=KEY) as client:
+            client.compact(wait=True)
+        wait_until(lambda: it.manager.status()["generation"] == 2)
+        wait_until(lambda: all(generations(node) == {2: "serves"} for node in it.nodes))
+        it.nodes.pop().close()
+        wait_until(lambda: it.states()[2] == "down")
+        with rows.changing({5001: fresh[1]}):
+            router.add(fresh[1:2], [5001])
+        with Client(it.nodes[1].url, key=KEY) as client:
+            client.compact(wait=True)
+        wait_until(lambda: "node-2 is down" in it.manager.status()["problem"])
+        it.manager.drain("node-2")  # and goes on with it
+        wait_until(lambda: all(generations(node) == {3: "serves"} for node in it.nodes))
+        rows.searching(exact(router), fresh[:1])
+        rows.searching(exact(router), fresh[1:2])
+
+
+def mapped_lists(node):
+    """Files of lists that a daemon has in its memory."""
+    lines = Path(f"/proc/{node.pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/lists.bin" in line}
+
+
+def test_nothing_of_a_generation_that_left_stays(path, tmp_path):
+    with running(path, tmp_path, n_nodes=2) as it, it.router() as router:
+        for generation in (2, 3, 4):
+            router.upsert(clustered(1, seed=generation), [9000])
+            with Client(it.nodes[0].url, key=KEY) as client:
+                client.compact(wait=True)
+            wait_until(lambda now=generation: all_serve(it, now))
+        own = f"{tmp_path}/node-1/share/gen-000004/lists.bin"
+        wait_until(lambda: {each for each in mapped_lists(it.nodes[1]) if "/share/" in each} == {own}, 10)
+
+
+def test_nodes_go_on_where_the_generation_that_they_serve_was_removed(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.2)
+    rows = Rows(clustered(N, seed=3))
+    with running(path, tmp_path, memory=2.0) as it, it.router() as router:
+        for seed in (2, 3):
+            build(clustered(N, seed=seed), path, nlist=NLIST, metric="l2", replace=True).close()
+        remove_replaced(path)
+        it.manager.close()
+        it.manager = it.managed()
+        wait_until(lambda: "has no generation 1 any more" in it.manager.status()["problem"])
+        it.nodes[1].close()
+        it.nodes[1] = it.start(1, generation=1)
+        wait_until(lambda: it.states() == ["up", "refused", "up"])
+        it.manager.repartition()
+        wait_until(lambda: all_serve(it, 3))
+        rows.searching(exact(router), clustered(1, seed=9))
+
+
+def test_no_change_is_lost_to_searches_where_the_index_goes_back_first(path, tmp_path):
+    rows, fresh = Rows(), clustered(4, seed=2)
+    with running(path, tmp_path) as it, it.router() as router:
+        with open_index(path) as index, rows.changing({5000: fresh[0]}):
+            index.add(fresh[:1], [5000])
+        with open_index(path) as index:
+            index.compact()
+        wait_until(lambda: all_serve(it, 2))
+        it.manager.close()
+        rollback(path)
+        with pytest.raises(BuildError, match="went back to an older generation"), it.router(timeout_s=3.0) as hasty:
+            hasty.add(fresh[1:2], [5001])
+        rows.searching(exact(router), fresh[:1])
+        it.manager = it.managed()
+        with rows.changing({5001: fresh[1]}):
+            router.add(fresh[1:2], [5001])  # waits until they have gone back
+        rows.searching(exact(router), fresh[1:2])
+        wait_until(lambda: all_serve(it, 1))
+        rows.searching(exact(router), fresh[1:2])
+
+
+def test_a_node_is_not_put_in_charge_of_lists_that_it_lost_while_others_took_theirs(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.2)
+    rows, fresh = Rows(), clustered(4, seed=2)
+    with running(path, tmp_path, copy_bytes_per_s=60_000, replicas=1, replicate="none", memory=2.0) as it:
+        with it.router() as router, rows.changing({5000: fresh[0]}):
+            router.add(fresh[:1], [5000])
+        it.manager.close()
+        with Client(it.nodes[1].url, key=KEY) as client:
+            client.compact(wait=True)
+        it.manager = it.managed()
+        wait_until(lambda: generations(it.nodes[0]).get(2) == "beside")
+        os.kill(it.nodes[0].pid, signal.SIGKILL)
+        with it.router(1, 2) as router:
+            while it.manager.status()["generation"] == 1:
+                with suppress(IncompleteAnswerError):
+                    rows.searching(exact(router), fresh[:1])
+            assert it.manager.status()["lists_of_nobody"] == 0
+        wait_until(lambda: all_serve(it, 2))
 
 
 def test_nodes_go_back_where_the_index_does(path, tmp_path):

@@ -100,9 +100,9 @@ class Running:
             )
         )  # fmt: skip
 
-    def router(self, *numbers):
+    def router(self, *numbers, **options):
         chosen = list(numbers) or list(range(len(self.nodes)))
-        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in chosen}, dim=DIM, key=self.keys.admin)
+        return ClusterRouter({f"node-{i}": self.nodes[i].url for i in chosen}, dim=DIM, key=self.keys.admin, **options)
 
     def states(self):
         return [node["state"] for node in self.manager.status()["nodes"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -13,21 +13,14 @@ import numpy.typing as npt
 
 from hybridindex.errors import ServiceError, UnreachableError
 from hybridindex.index.share.ranges import ranges_of
-from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
 
-__all__ = ["IndexGeneration", "NodeCalls", "generation_of"]
-
-
-class IndexGeneration(NamedTuple):
-    """Names one."""
-
-    fingerprint: str
-    generation: int
+__all__ = ["NodeCalls", "generation_of"]
 
 
-def generation_of(said: dict[str, Any], generation: int) -> dict[str, Any] | None:
+def generation_of(said: dict[str, Any], of: IndexGeneration) -> dict[str, Any] | None:
     """What a node said (:meth:`NodeCalls.node`) of one generation of the index; None: it does not have it."""
-    return next((each for each in said["generations"] if each["generation"] == generation), None)
+    return next((each for each in said["generations"] if (each["fingerprint"], each["generation"]) == of), None)
 
 
 class NodeCalls:

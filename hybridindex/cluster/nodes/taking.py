@@ -11,21 +11,19 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.cluster.nodes.calls import IndexGeneration, generation_of
+from hybridindex.cluster.nodes.calls import generation_of
 from hybridindex.cluster.nodes.watch import SEEN_WITHIN_S, Watch
 from hybridindex.errors import HybridIndexError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
-from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
 from hybridindex.types import I64
 
-__all__ = ["Taking", "close_others", "drop_spare", "side_by_side", "wait_until_seen"]
+__all__ = ["Taking", "close_left", "drop_spare", "side_by_side", "wait_until_seen"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: States of generations that may become others by themselves.
-_GOES_ON = {"opening", "left"}
 #: Between two looks whether a node that is asked has fallen silent.
 _LOOK_S = 0.05
 
@@ -55,29 +53,36 @@ def side_by_side(nodes: Iterable[Watch], ask: Callable[[Watch], T]) -> dict[str,
     return found
 
 
-def close_others(nodes: Iterable[Watch], generation: int) -> bool:
-    """Has nodes close every generation but the one that all serve, once none asks for another; whether none of those
-    that answer has another."""
+def close_left(nodes: Iterable[Watch], generation: int, known: set[str]) -> set[str]:
+    """Has nodes close what they left, once all that answer serve a generation, and none asks for another.
+
+    Args:
+        known: names of nodes that left nothing, as they said before.
+
+    Returns:
+        Those that left nothing, and answered.
+    """
     asked = [node for node in nodes if node.answers]
+    if {node.entry.name for node in asked} <= known:
+        return known
     opened: dict[str, dict[int, str]] = {}
     for name, said in side_by_side(asked, lambda node: node.calls.node()["generations"]).items():
         if isinstance(said, HybridIndexError):
-            return False
+            return set()
         opened[name] = {each["generation"]: each["state"] for each in said}
-    if any(
-        states.get(generation) != "serves" or not _GOES_ON.isdisjoint(states.values()) for states in opened.values()
-    ):
-        return False
-    others = {name: set(states) - {generation} for name, states in opened.items() if len(states) > 1}
+    if any(states.get(generation) != "serves" or "left" in states.values() for states in opened.values()):
+        return set()
+    done = ("over", "failed")
+    over = {name: [number for number, state in states.items() if state in done] for name, states in opened.items()}
 
     def close(node: Watch) -> None:
-        for number in others[node.entry.name]:
+        for number in over[node.entry.name]:
             node.calls.let_go(number)
 
-    for name, error in side_by_side([node for node in asked if node.entry.name in others], close).items():
+    for name, error in side_by_side([node for node in asked if over[node.entry.name]], close).items():
         if error is not None:
             _log.warning("node %s keeps a generation that nobody asks for: %s", name, error)
-    return not others
+    return {name for name, numbers in over.items() if not numbers}
 
 
 def wait_until_seen(nodes: Iterable[Watch], stops: Callable[[], bool]) -> None:
@@ -94,7 +99,10 @@ def drop_spare(nodes: Iterable[Watch], map_: ClusterMap) -> int:
     """Has nodes that have a map give up the lists that it does not name; the bytes."""
 
     def drop(node: Watch) -> int:
-        own, said = map_.index_of(node.entry.name), generation_of(node.calls.node(), map_.generation)
+        own, said = (
+            map_.index_of(node.entry.name),
+            generation_of(node.calls.node(), map_.of),
+        )
         if own is None or said is None:
             return 0
         spare = mask_of(said["held"], len(map_.holders)) & ~map_.held_by(own)
@@ -147,10 +155,12 @@ class Taking:
 
     def _begin(self, node: Watch) -> None:
         """Has a node take what it lacks, or first open the generation."""
-        name, said = node.entry.name, generation_of(node.calls.node(), self._of.generation)
+        name, said = node.entry.name, generation_of(node.calls.node(), self._of)
         own = self._wanted[name]
         if said is None or said["state"] == "failed":
             node.calls.open(self._of)
+        elif said["state"] in ("left", "over"):
+            raise ServiceError(f"node {name} has not closed generation {self._of.generation} of before yet; try again")
         elif said["state"] != "opening":
             missing = own & ~mask_of(said["held"], len(own))
             if missing.any():
@@ -177,7 +187,9 @@ class Taking:
 
     def look(self) -> None:
         """Asks those that take lists how far they are."""
-        for name, said in side_by_side([self._nodes[name] for name in self._left], self._ask).items():
+        # Also those that have all: one that was started anew lacks what it took beside.
+        asked = [self._nodes[name] for name in self._wanted if name not in self.errors]
+        for name, said in side_by_side(asked, self._ask).items():
             if isinstance(said, HybridIndexError):
                 self.errors[name] = said
             if name in self.errors or (name in self.missing and not (self._wanted[name] & ~self.held[name]).any()):
@@ -185,7 +197,7 @@ class Taking:
 
     def _ask(self, node: Watch) -> None:
         """Raises ServiceError: it will not come to its end."""
-        name, said = node.entry.name, generation_of(node.calls.node(), self._of.generation)
+        name, said = node.entry.name, generation_of(node.calls.node(), self._of)
         if said is not None and said["state"] == "failed":
             raise ServiceError(f"node {name} could not open generation {self._of.generation}: {said['error']}")
         if said is None or (said["state"] == "opening" and name in self.missing):
@@ -211,7 +223,7 @@ class Taking:
         """Ends it, and has nodes give up what they took; a generation that does not serve as a whole."""
 
         def give_up(node: Watch) -> None:
-            said = generation_of(node.calls.node(), self._of.generation)
+            said = generation_of(node.calls.node(), self._of)
             if said is not None and said["state"] in ("beside", "failed"):
                 node.calls.let_go(self._of.generation)
             elif (missing := self.missing.get(node.entry.name)) is not None and missing.any():

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.cluster.nodes.calls import IndexGeneration, NodeCalls, generation_of
+from hybridindex.cluster.nodes.calls import NodeCalls, generation_of
 from hybridindex.cluster.state import NodeEntry
 from hybridindex.errors import HybridIndexError, ServiceError, UnreachableError
 from hybridindex.index.share.ranges import mask_of
-from hybridindex.router.remote.cluster_map import ClusterMap
+from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
 
 __all__ = ["LOOK_S", "SEEN_WITHIN_S", "NodeState", "Watch"]
 
@@ -127,18 +127,16 @@ class Watch:
             ServiceError: it refuses. UnreachableError: it does not answer, or has another index.
         """
         said = self.calls.node(_SAID_S)
-        wanted = IndexGeneration(map_.fingerprint, map_.generation)
-        of = generation_of(said, map_.generation)
+        wanted = map_.of
+        of = generation_of(said, wanted)
         if of is None or of["state"] == "failed":
             self._have_it_open(wanted, said, of)
             return
         if of["state"] == "opening":
             return
-        if of["fingerprint"] != map_.fingerprint:
-            raise UnreachableError(
-                f"it has generation {of['generation']} of index {of['fingerprint']}; expected {wanted.generation} of "
-                f"{wanted.fingerprint}"
-            )
+        if of["state"] in ("left", "over"):
+            self.calls.let_go(map_.generation)
+            return
         own = map_.index_of(self.entry.name)
         if own is None:
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakSet
 
-from hybridindex.errors import BusyWritingError, HybridIndexError, InvalidInputError, SupersededError
+from hybridindex.errors import BuildError, BusyWritingError, HybridIndexError, InvalidInputError, SupersededError
 from hybridindex.index.changes.claim import claim_of
 from hybridindex.index.changes.compact import Compaction, compact, needs_compaction
 from hybridindex.index.changes.write import WAIT_S, add, delete, upsert
@@ -162,8 +162,10 @@ class IndexWriter:
         return self._on_newest(lambda index: delete(index, ids, where, sync=self._sync))
 
     def compact(self, progress: Progress | None = None, *, share: float = 1.0) -> Compaction | None:
-        """See :func:`hybridindex.index.changes.compact.compact`; one at a time."""
+        """See :func:`hybridindex.index.changes.compact.compact`; one at a time. BuildError: not now."""
         with self._compacting, self._claim.held(WAIT_S), short_switch_interval():
+            if not self.compacts(self.newest):
+                raise BuildError(f"generation {self.newest.generation} does not serve yet; {self.cure}")
             options: dict[str, Any] = {"progress": progress, "share": share, "apart": share < 1}
             done = self._on_newest(lambda index: compact(index, stopping=self._closed.is_set, **options))
             if done is not None:

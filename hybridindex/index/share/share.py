@@ -28,9 +28,7 @@ from hybridindex.errors import (
     BuildError,
     CorruptIndexError,
     FileError,
-    IndexFormatError,
     InvalidInputError,
-    MissingFileError,
     NotHeldError,
     UnsupportedIndexError,
     cannot_write,
@@ -135,13 +133,24 @@ def renew_share(path: str | Path, source: FolderSource) -> None:
         CorruptIndexError: the index has other ids than its digests say. UnreadableIndexError: a file cannot be read.
         BuildError: another process is writing. DiskFullError: no room.
     """
-    _renew(read_current(as_path(path)), source)
+    folder, raw = read_current(as_path(path)), source.file(MANIFEST_FILE)
+    manifest = parse_manifest(raw, f"{MANIFEST_FILE} of the source")
+    digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
+    if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
+        raise InvalidInputError(f"{path} is no share of the index of the source")
+    spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
+    try:
+        read_ids(folder, spans, digests)
+    except CorruptIndexError:
+        ids = source.file(IDS_FILE)
+        prove_ids(ids, spans, digests, f"{IDS_FILE} of the source")
+        with adding_to_generation(folder.parent, folder):
+            filesystem.replace_file(folder / IDS_FILE, ids)
+    put_attributes(folder.parent, folder, manifest, source.attributes())
 
 
 def add_to_share(path: str | Path, source: FolderSource) -> None:
-    """Puts a share of another generation beside the one that is current at ``path``, which stays so. It has no lists;
-    where it is there already, from an earlier try, it keeps those that it has, and is renewed as by
-    :func:`renew_share`.
+    """Puts a share of another generation beside the one that is current at ``path``, which stays so. It has no lists.
 
     Raises:
         As :func:`create_share`, but for what ``path`` holds. InvalidInputError: it holds no share.
@@ -149,13 +158,6 @@ def add_to_share(path: str | Path, source: FolderSource) -> None:
     path = as_path(path)
     read_current(path)
     folder = path / generation_name(source.manifest.generation)
-    if filesystem.is_dir(folder):
-        try:
-            _renew(folder, source)
-        except (IndexFormatError, InvalidInputError, MissingFileError) as error:
-            _log.warning("what lies in %s is not used: %s", folder, error)
-        else:
-            return
     # Whoever looks for what a writer left removes it.
     scratch = scratch_of(path, folder.name)
     with writers_lock(path, timeout_s=_LOCK_S):
@@ -180,24 +182,6 @@ def switch_share(path: str | Path, generation: int) -> None:
     path = as_path(path)
     with writers_lock(path, timeout_s=_LOCK_S):
         point(path, CURRENT_FILE, generation_name(generation))
-
-
-def _renew(folder: Path, source: FolderSource) -> None:
-    path, raw = folder.parent, source.file(MANIFEST_FILE)
-    manifest = parse_manifest(raw, f"{MANIFEST_FILE} of the source")
-    digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
-    if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
-        raise InvalidInputError(f"{path} is no share of the index of the source")
-    read_held(folder, manifest)
-    spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
-    try:
-        read_ids(folder, spans, digests)
-    except CorruptIndexError:
-        ids = source.file(IDS_FILE)
-        prove_ids(ids, spans, digests, f"{IDS_FILE} of the source")
-        with adding_to_generation(folder.parent, folder):
-            filesystem.replace_file(folder / IDS_FILE, ids)
-    put_attributes(folder.parent, folder, manifest, source.attributes())
 
 
 class Share:

@@ -8,6 +8,7 @@ theirs.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -33,8 +34,10 @@ _log = logging.getLogger(__name__)
 _PEERS_S, _LOOK_S = 3.0, 0.02
 #: For another one that changes which generations the share has.
 _LOCK_S = 10.0
-#: Before a change that is under way is looked at again.
-_AGAIN_S = 0.2
+#: Before a change that is under way is looked at again; and for threads to end.
+_AGAIN_S, _ENDS_S = 0.2, 5.0
+#: States of a generation that need not be opened.
+_IN_USE = ("serves", "beside")
 #: What is told of each generation.
 _OF_EACH = ("fingerprint", "generation", "map_version", "held", "holding")
 
@@ -49,17 +52,19 @@ class Members:
             one_change: around a change of what serves; OverloadedError: another one is under way.
         """
         self._generations, self._one_change = generations, one_change
+        #: Held while what is open changes; not while something is opened.
         self._changing = threading.Lock()
         first = generations.current
         #: What is open, by its number, and by the name that scans give it. Replaced, never changed.
         self._open: Mapping[int, Serving] = {first.generation: first}
         self._of: Mapping[str, Serving] = {name_of(first): first}
         self._beside: int | None = None
-        #: Of those that left, the ones that this node itself asks nothing of any more.
-        self._over: set[int] = set()
+        #: Of those that left, the ones that this node itself asks nothing of any more. Replaced, never changed.
+        self._over: frozenset[int] = frozenset()
         self._opening: threading.Thread | None = None
-        #: The generation that is being opened beside, or could not be; and why. None: there is none.
-        self._wanted: tuple[int, str] | None = None
+        #: The generation that is being opened beside, or could not be: fingerprint and number; and why. None: there is
+        #: none.
+        self._wanted: tuple[str, int, str] | None = None
         self._emptying: threading.Thread | None = None
         self._closed = False
 
@@ -107,19 +112,26 @@ class Members:
 
     def open_beside(self, generation: int, fingerprint: str) -> None:
         """Begins to open a generation of the index beside the one that serves; :meth:`status` says when it is there, or
-        why not. One that was opened beside before is let go.
+        why not. One that is beside already, and that no map named yet, is let go.
 
         Raises:
-            BuildError: another one is being opened.
+            BuildError: another one is being opened, or cannot be let go now; or one of this number has not been closed.
         """
         with self._changing:
-            if generation in self._open:
+            found = self._open.get(generation)
+            if found is not None and found.index.fingerprint == fingerprint and self._state_of(generation) in _IN_USE:
                 return
             if self._opening is not None and self._opening.is_alive():
-                if self._wanted is not None and self._wanted[0] == generation:
+                if self._wanted is not None and self._wanted[:2] == (fingerprint, generation):
                     return
                 raise BuildError("the node opens another generation; ask again when it has it")
-            self._wanted = generation, ""
+            if (beside := self.of(self._beside)) is not None and beside is not self.current:
+                if beside.remote.map is not None:
+                    raise BuildError(f"the node is about to serve generation {self._beside}; ask again when it does")
+                self._let_go(beside.index.generation)
+            if generation in self._open:
+                raise BuildError(f"the node has not closed generation {generation} of before yet; ask again later")
+            self._wanted = fingerprint, generation, ""
             self._opening = threading.Thread(
                 target=self._open_beside, args=(generation, fingerprint), name="hybridindex-beside", daemon=True
             )
@@ -127,15 +139,24 @@ class Members:
 
     def _open_beside(self, generation: int, fingerprint: str) -> None:
         try:
-            with self._changing:
-                if self._beside is not None:
-                    self._let_go(self._beside)
-                self._open_now(generation, fingerprint)
+            beside = self._opened(generation, fingerprint)
         except Exception as error:  # noqa: BLE001 - the manager is told
             _log.exception("generation %d could not be opened beside", generation)
-            self._wanted = generation, str(error) or type(error).__name__
+            self._wanted = fingerprint, generation, str(error) or type(error).__name__
+            return
+        with self._changing:
+            self._wanted = None
+            if not self._closed:
+                self._put({**self._open, generation: beside})
+                self._beside = generation
+        if self._closed:
+            close_serving(beside)
+            return
+        # From here on whoever tells of a change waits for both; what was told before is looked for now.
+        assert beside.member is not None
+        beside.member.know(self.current.number)
 
-    def _open_now(self, generation: int, fingerprint: str) -> None:
+    def _opened(self, generation: int, fingerprint: str) -> Serving:
         member, now = self.current, self._generations.current
         if member.source is None:
             raise InvalidInputError("this node knows no index that another generation could come from")
@@ -158,14 +179,7 @@ class Members:
         except BaseException:
             index.close()
             raise
-        beside = self._generations.open_beside(index)
-        if self._closed:
-            close_serving(beside)
-            return
-        self._put({**self._open, generation: beside})
-        self._beside, self._wanted = generation, None
-        # From here on whoever tells of a change waits for both; what was told before is looked for now.
-        index.member.know(member.number)
+        return self._generations.open_beside(index)
 
     def _put(self, opened: Mapping[int, Serving]) -> None:
         self._open = opened
@@ -185,7 +199,7 @@ class Members:
         if now.serves(map_):
             return now.apply(map_)
         with self._changing:
-            now, beside = self.current, self._open.get(map_.generation)
+            now, beside = self.current, None if self._beside is None else self._open[self._beside]
             if now.serves(map_):
                 return now.apply(map_)
             if beside is None or beside.member is None or not beside.member.serves(map_):
@@ -202,6 +216,7 @@ class Members:
                 switch_share(beside.index.path, beside.generation)
                 self._generations.serve_beside(beside)
                 self._beside = None
+                beside.member.serve()
             # One at a time: devices go from one to the next.
             after = self._emptying
             self._emptying = threading.Thread(
@@ -239,7 +254,7 @@ class Members:
             except Exception:  # noqa: BLE001 - what serves goes on
                 _log.exception("generation %d did not end as it should", old.generation)
                 break
-        self._over.add(old.generation)
+        self._over |= {old.generation}
 
     def let_go(self, generation: int) -> None:
         """Closes a generation that does not serve, and removes it; forgets one that could not be opened.
@@ -250,29 +265,34 @@ class Members:
         with self._changing:
             if generation == self._generations.current.generation:
                 raise InvalidInputError(f"generation {generation} serves; expected another one")
-            if self._wanted is not None and self._wanted[0] == generation:
-                self._wanted = None
             if generation in self._open:
                 if self._state_of(generation) == "left":
-                    raise BuildError(
-                        f"searches of generation {generation} are under way; ask again when they have ended"
-                    )
+                    raise BuildError(f"searches of generation {generation} are under way; ask again later")
                 self._let_go(generation)
+            opening = self._opening is not None and self._opening.is_alive()
+            if not opening:
+                self._wanted = None
+                self._remove_others()
+        # Objects that name each other keep the files mapped, and with them the room on the disk.
+        gc.collect()
 
     def _let_go(self, generation: int) -> None:
         serving = self._open[generation]
         self._put({number: each for number, each in self._open.items() if number != generation})
-        self._over.discard(generation)
+        self._over -= {generation}
         if self._beside == generation:
             self._beside = None
         close_serving(serving)
-        path = serving.index.path
+
+    def _remove_others(self) -> None:
+        """The files of generations that are not open."""
+        path = self._generations.current.index.path
         kept: set[str | None] = {generation_name(number) for number in self._open}
         try:
             with writers_lock(path, timeout_s=_LOCK_S):
                 remove_generations(path, but=kept)
         except HybridIndexError as error:
-            _log.warning("generation %d stays on disk until this node is started anew: %s", generation, error)
+            _log.warning("generations of before stay on disk until this node is started anew: %s", error)
 
     # What it tells
 
@@ -298,12 +318,9 @@ class Members:
                 }
             )  # fmt: skip
         if wanted is not None:
-            state = "failed" if wanted[1] else "opening"
-            states.append(
-                {
-                    **dict.fromkeys(_OF_EACH), "generation": wanted[0], "state": state, "error": wanted[1],
-                }
-            )  # fmt: skip
+            fingerprint, number, error = wanted
+            said = {**dict.fromkeys(_OF_EACH), "fingerprint": fingerprint, "generation": number, "error": error}
+            states.append({**said, "state": "failed" if error else "opening"})
         return {**self.current.status(), "generations": states}
 
     def close(self) -> None:
@@ -311,7 +328,7 @@ class Members:
         self._closed = True
         for thread in (self._opening, self._emptying):
             if thread is not None:
-                thread.join()
+                thread.join(_ENDS_S)  # a file system may keep it
         with self._changing:
             serving = self._generations.current
             rest = [each for each in self._open.values() if each.generation != serving.generation]

@@ -170,8 +170,6 @@ class RowWriter:
         """See :meth:`hybridindex.api.Index.compact`; raises as :meth:`add`. The generation that it made does not serve
         yet."""
         with self._writing() as index:
-            if not index.writer.compacts(index.writer.newest):
-                raise BuildError(f"generation {index.writer.newest.generation} does not serve yet; {_CURE}")
             done = index.writer.compact(self._stop)
             self._note_shape(index)
             rows = {} if done is None else {"count": done.count, "split": done.n_split, "dissolved": done.n_dissolved}
@@ -261,6 +259,9 @@ class RowWriter:
             self._failed = None
             if (served := self._served) is not None:
                 index.writer.compacts, index.writer.cure = lambda newest: newest.manifest == served(), _CURE
+                if index.ivf.generation < served().generation:
+                    index.close()
+                    raise BuildError("the index went back to an older generation; try again when its nodes have")
                 if index.ivf.manifest.lineage != served().lineage:
                     index.close()
                     raise BuildError(

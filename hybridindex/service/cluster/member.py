@@ -139,6 +139,10 @@ class Member:
         """Looks for change ``number``, a moment long; the last one that searches see then."""
         return self.number if self.following is None else self.following.until(number, KNOWN_WITHIN_S)
 
+    def serve(self) -> None:
+        """This generation serves from now on: lists come from others alone, and what served before can go."""
+        self._before = None
+
     def serves(self, map_: ClusterMap) -> bool:
         """Whether a map is of the generation of the index that this is of."""
         return (map_.fingerprint, map_.generation) == (self._index.fingerprint, self._index.generation)
@@ -261,8 +265,9 @@ class Member:
     def _sources(self) -> Iterator[tuple[ListSource, npt.NDArray[np.bool_]]]:
         """Who may have lists, and which: what served before, nodes that answer, in turn, then the whole index."""
         map_, nlist = self.remote.map, self._index.nlist
-        if self._before is not None:
-            same = SameLists(self._index, self._before.index)
+        before = self._before
+        if before is not None:
+            same = SameLists(self._index, before.index)
             yield same, same.has
         if map_ is not None:
             up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")}
