@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hybridindex.errors import UnreachableError
 from hybridindex.router.remote.peer import Peer
@@ -23,6 +24,9 @@ CHANGED_PATH = "/v1/cluster/changed"
 KNOWN_WITHIN_S = 1.0
 #: Before a node that does not know yet is asked again.
 _AGAIN_S = 0.02
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,8 @@ class PeerChanges:
         self._known: dict[str, _Known] = {}
         self._wanted = 0
         self._waiters: list[_Waiter] = []
+        #: What was begun and has not ended.
+        self._under_way: set[Future[Any]] = set()
 
     def writer(self) -> str | None:
         """Name of the node that writes, as far as this one sees; None: it has no map, or sees no majority of the nodes
@@ -60,6 +66,16 @@ class PeerChanges:
         serving = [node.name for node in map_.nodes if node.serving]
         seen = [name for name in serving if name in up]
         return seen[0] if 2 * len(seen) > len(serving) else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for what was begun here."""
+        return not self._under_way
+
+    def _begun(self, future: Future[_T]) -> Future[_T]:
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
     # A change on its way to the node that writes
 
@@ -77,7 +93,7 @@ class PeerChanges:
         Raises (the future):
             UnreachableError: it was not sent. Exception: there is no answer, and it may have been acted upon.
         """
-        future: Future[tuple[int, bytes]] = Future()
+        future = self._begun(Future[tuple[int, bytes]]())
         limit_s = self._lists.timeout_s if limit_s is None else limit_s
         self._lists.call(lambda: self._ask(name, target, body, kind, lines, limit_s, future))
         return future
@@ -112,7 +128,7 @@ class PeerChanges:
 
     def tell(self, number: int) -> Future[None]:
         """Tells the nodes that answer of change ``number``; done when they know of it, or could not be told."""
-        future: Future[None] = Future()
+        future = self._begun(Future[None]())
         self._lists.call(lambda: self._tell(number, future))
         return future
 

@@ -254,6 +254,9 @@ class Members:
             except Exception:  # noqa: BLE001 - what serves goes on
                 _log.exception("generation %d did not end as it should", old.generation)
                 break
+        # Changes of rows may be on their way over its connections; later ones take those of what serves.
+        while old.member is not None and not old.member.changes.is_idle and not self._closed:
+            time.sleep(_LOOK_S)
         self._over |= {old.generation}
 
     def let_go(self, generation: int) -> None:
