@@ -95,6 +95,7 @@ RUNS = (
     _run("service.soak", "--seconds 10 --requests 2000 --vectors 10000"),
     _run("service.cluster", "--quick --parts fan_out", options="--parts answers,routing,hang,kill,fan_out"),
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
+    _run("service.cluster", None, name="cluster_generations", options="--parts generations"),
     _run("service.cluster", None, name="cluster_routing", options="--parts routing"),
     _run("service.cluster", None, name="cluster_rate", options="--parts rate"),
     _run("service.cluster", None, name="cluster_rate_large", options="--parts rate --mib 1600 --nprobe 1024"),

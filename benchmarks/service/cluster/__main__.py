@@ -22,7 +22,7 @@ from benchmarks.service.cluster.answers import measure_answers
 from benchmarks.service.cluster.changes import measure_changes
 from benchmarks.service.cluster.failures import measure_hang, measure_kill
 from benchmarks.service.cluster.forecast import measure_forecast
-from benchmarks.service.cluster.generations import measure_generations
+from benchmarks.service.cluster.going_on import measure_generations
 from benchmarks.service.cluster.nodes import Workload, make_workload
 from benchmarks.service.cluster.rate import measure_rate
 from benchmarks.service.cluster.routing import measure_routing
