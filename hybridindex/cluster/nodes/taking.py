@@ -79,8 +79,10 @@ def close_left(nodes: Iterable[Watch], generation: int, known: set[str]) -> set[
         for number in over[node.entry.name]:
             node.calls.let_go(number)
 
-    for name, error in side_by_side([node for node in asked if over[node.entry.name]], close).items():
-        if error is not None:
+    # One after the other: it takes a node a moment, in which others answer what is asked of it.
+    for node in asked:
+        name = node.entry.name
+        if over[name] and (error := side_by_side([node], close)[name]) is not None:
             _log.warning("node %s keeps a generation that nobody asks for: %s", name, error)
     return {name for name, numbers in over.items() if not numbers}
 
