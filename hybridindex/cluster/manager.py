@@ -385,7 +385,7 @@ class Manager:
         if self.access.of != map_.of or now.lineage != self.access.manifest.lineage:
             why = "was built anew" if self.access.of == map_.of else f"has no generation {map_.generation} any more"
             raise InvalidInputError(
-                f"the index {why}: nodes go on with that generation, {map_.generation}, and take no changes of rows, "
+                f"the index {why}: nodes serve generation {map_.generation} as before, and take no changes of rows, "
                 f"until they are told to serve generation {now.generation}: hybridindex cluster repartition "
                 f"{self._state.index}"
             )

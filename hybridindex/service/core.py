@@ -25,6 +25,7 @@ from hybridindex.errors import (
     ReloadError,
     StoreError,
 )
+from hybridindex.index import Manifest
 from hybridindex.plans.current import current_plan_id, make_current
 from hybridindex.plans.placed import expected_hit_rate
 from hybridindex.plans.precision import choose_view, stored_history
@@ -117,9 +118,8 @@ class Service(OfOneProcess):
         self.on_search: list[Callable[[Observation], None]] = []
         self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         #: Who adds and deletes rows.
-        path, served = first.written, None
-        if path != first.index.path:
-            served = lambda: self.generations.current.index.ivf.manifest  # noqa: E731
+        path = first.written
+        served = None if path == first.index.path else self._served_manifest
         self.rows = RowWriter(path, allowed=config.write, durability=config.durability, served=served)
         self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
@@ -190,6 +190,9 @@ class Service(OfOneProcess):
     @property
     def index(self) -> Index:
         return self.generations.current.index
+
+    def _served_manifest(self) -> Manifest:
+        return self.index.ivf.manifest
 
     @property
     def member(self) -> Member | None:

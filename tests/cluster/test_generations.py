@@ -15,8 +15,9 @@ from hybridindex.api import open_index, rollback
 from hybridindex.client import Client
 from hybridindex.cluster import manager
 from hybridindex.cluster.nodes.calls import NodeCalls
-from hybridindex.errors import BuildError, HybridIndexError, IncompleteAnswerError, ServiceError
+from hybridindex.errors import BuildError, HybridIndexError, ServiceError
 from hybridindex.index import build, read_manifest, remove_replaced
+from hybridindex.router.remote.cluster_map import IndexGeneration
 from tests.cluster.searches import wait_until
 from tests.cluster.writing import KEY, NLIST, N, Rows, exact, running
 from tests.clustered import clustered, small_index
@@ -276,21 +277,24 @@ def test_no_change_is_lost_to_searches_where_the_index_goes_back_first(path, tmp
 
 def test_a_node_is_not_put_in_charge_of_lists_that_it_lost_while_others_took_theirs(path, tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "_NEWER_AGAIN_S", 0.2)
-    rows, fresh = Rows(), clustered(4, seed=2)
-    with running(path, tmp_path, copy_bytes_per_s=60_000, replicas=1, replicate="none", memory=2.0) as it:
-        with it.router() as router, rows.changing({5000: fresh[0]}):
-            router.add(fresh[:1], [5000])
+    with running(path, tmp_path, copy_bytes_per_s=40_000) as it:
+        with it.router() as router:
+            router.upsert(clustered(1, seed=2), [9000])
         it.manager.close()
         with Client(it.nodes[1].url, key=KEY) as client:
             client.compact(wait=True)
-        it.manager = it.managed()
+        # The first node has all before the others begin.
+        first, index = NodeCalls(it.nodes[0].url, KEY), read_manifest(path)
+        first.open(IndexGeneration(index.fingerprint, 2))
         wait_until(lambda: generations(it.nodes[0]).get(2) == "beside")
+        first.hold(np.ones(NLIST, dtype=np.bool_), None, generation=2)
+        wait_until(lambda: not first.node()["generations"][1]["holding"]["running"])
+        it.manager = it.managed()
+        wait_until(lambda: generations(it.nodes[1]).get(2) == generations(it.nodes[2]).get(2) == "beside")
         os.kill(it.nodes[0].pid, signal.SIGKILL)
-        with it.router(1, 2) as router:
-            while it.manager.status()["generation"] == 1:
-                with suppress(IncompleteAnswerError):
-                    rows.searching(exact(router), fresh[:1])
-            assert it.manager.status()["lists_of_nobody"] == 0
+        wait_until(lambda: it.manager.status()["generation"] == 2)
+        [own] = [each for each in first.node()["generations"] if each["generation"] == 2]
+        assert sum(stop - start for start, stop in own["held"]) >= it.manager.status()["nodes"][0]["lists"] > 0
         wait_until(lambda: all_serve(it, 2))
 
 

@@ -196,13 +196,13 @@ class Members:
             FileError, BuildError: the share could not be switched. What served serves on.
         """
         now = self.current
-        if now.serves(map_):
+        if now.is_of(map_):
             return now.apply(map_)
         with self._changing:
             now, beside = self.current, None if self._beside is None else self._open[self._beside]
-            if now.serves(map_):
+            if now.is_of(map_):
                 return now.apply(map_)
-            if beside is None or beside.member is None or not beside.member.serves(map_):
+            if beside is None or beside.member is None or not beside.member.is_of(map_):
                 return None
             if now.remote.map is not None and map_.version <= now.remote.map.version:
                 return False
@@ -257,7 +257,8 @@ class Members:
         # Changes of rows may be on their way over its connections; later ones take those of what serves.
         while old.member is not None and not old.member.changes.is_idle and not self._closed:
             time.sleep(_LOOK_S)
-        self._over |= {old.generation}
+        with self._changing:
+            self._over |= {old.generation}
 
     def let_go(self, generation: int) -> None:
         """Closes a generation that does not serve, and removes it; forgets one that could not be opened.

@@ -143,8 +143,8 @@ class Member:
         """This generation serves from now on: lists come from others alone, and what served before can go."""
         self._before = None
 
-    def serves(self, map_: ClusterMap) -> bool:
-        """Whether a map is of the generation of the index that this is of."""
+    def is_of(self, map_: ClusterMap) -> bool:
+        """Whether a map is of the same generation of the index."""
         return (map_.fingerprint, map_.generation) == (self._index.fingerprint, self._index.generation)
 
     @property
