@@ -30,8 +30,8 @@ _OPEN_AGAIN_S = 10.0
 #: For which a node is not up while others, that it may reach, do not count on it yet.
 SEEN_WITHIN_S = 2.0
 
-#: ``starting``: it did not answer yet, or answers and lacks lists of the map, which it takes. ``refused``: it answers,
-#: and does not do what it is asked. ``down``: it does not answer, or has another index.
+#: ``starting``: it did not answer yet, or answers and lacks lists of the map, or its generation, which it takes.
+#: ``refused``: it answers, and does not do what it is asked. ``down``: it does not answer.
 NodeState = Literal["starting", "up", "refused", "down"]
 
 #: The map in force, and the rate at which lists are taken.
@@ -47,7 +47,7 @@ class Watch:
         self._wanted, self._on_change = wanted, on_change
         #: Others may ask it: it had the lists of the map when it was looked at, and answered since.
         self.up = False
-        #: It answered the last look, and has the index of the map.
+        #: It answered the last look.
         self.answers = False
         self._was_heard = self._was_looked_at = False
         #: When it did that last; before that, when it was first looked at.
@@ -124,7 +124,7 @@ class Watch:
         """Gives a node the newest map; one that came back holds what the map says of it, or takes it first.
 
         Raises:
-            ServiceError: it refuses. UnreachableError: it does not answer, or has another index.
+            ServiceError: it refuses, or could not open the generation. UnreachableError: it does not answer.
         """
         said = self.calls.node(_SAID_S)
         wanted = map_.of
