@@ -94,7 +94,7 @@ def test_the_daemon_says_what_it_scans(coded_path, make_service):
 
 
 def test_large_requests_are_divided_by_their_candidates(coded_path, make_service, monkeypatch):
-    monkeypatch.setattr("hybridindex.service.core._TURN_CELLS", 1000)
+    monkeypatch.setattr("hybridindex.service.core.TURN_CELLS", 1000)
     service = make_service(router={"devices": (), "candidates": 200})
     many, counted = clustered(20, seed=4), []
     # Batches of the warm-up have another k.

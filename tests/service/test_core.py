@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from hybridindex.service import core
+from hybridindex.service import core, searches
 from hybridindex.service.searches import SearchRequest
 from tests.service.conftest import assert_same, held_engine
 
@@ -107,8 +107,8 @@ def test_a_session_closed_while_it_is_searched_still_answers(service, queries):
 
 def test_a_wide_search_goes_in_parts_with_the_same_answers_and_others_get_in_between(service, queries, monkeypatch):
     """Its arrays would take gigabytes: a batch has a bound, and each part a turn of its own."""
-    monkeypatch.setattr(core, "_TURN_CELLS", 16)
-    monkeypatch.setattr(core, "_CELLS_PER_QUERY", 1)
+    monkeypatch.setattr(core, "TURN_CELLS", 16)
+    monkeypatch.setattr(searches, "_CELLS_PER_QUERY", 1)
     expected, order = service.router.search(queries, 5, 8), []
     service.on_search.append(lambda seen: order.append(len(seen.queries)))
 
@@ -130,8 +130,8 @@ def test_a_wide_search_goes_in_parts_with_the_same_answers_and_others_get_in_bet
 
 
 def test_a_wide_search_that_fails_or_is_given_up_leaves_nothing_behind(service, queries, monkeypatch):
-    monkeypatch.setattr(core, "_TURN_CELLS", 16)
-    monkeypatch.setattr(core, "_CELLS_PER_QUERY", 1)
+    monkeypatch.setattr(core, "TURN_CELLS", 16)
+    monkeypatch.setattr(searches, "_CELLS_PER_QUERY", 1)
     parts, asearch = [], service.router.asearch
 
     async def third_fails(*args, **options):
