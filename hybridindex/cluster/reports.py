@@ -21,6 +21,8 @@ def describe_plan(plan: NodePlan, access: Access, state: ClusterState) -> dict[s
     return {
         "fan_out": plan.fan_out,
         "local_share": plan.local_share,
+        "nearest_fan_out": plan.nearest_fan_out,
+        "nearest_local_share": plan.nearest_local_share,
         "profile_id": access.profile_id,
         "explanation": plan.explain(),
         "node_bytes": dict(zip(names, plan.node_bytes.tolist(), strict=True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import threading
@@ -28,8 +29,10 @@ from hybridindex.errors import (
     ServiceError,
     UnreachableError,
 )
+from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH, remote_cost
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
+from hybridindex.router.remote.locality import LOCALITY_PATH, MOST_BYTES, Locality
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.types import F32, I64, SearchResult
@@ -45,19 +48,29 @@ _AGAIN_S, _UNKNOWN = 0.1, 502
 #: An attempt that has less left may end before a node says that nothing has changed: nodes take up to 5 s to agree on
 #: who writes.
 _ATTEMPT_S = 6.0
+#: By node, what asking it costs beyond the searches that it has under way: nothing is known.
+_EQUAL: Mapping[str, int] = {}
 
 
 class _Search:
     """One call, until a node has answered it. Everything on the loop's thread."""
 
-    def __init__(self, router: ClusterRouter, call: Call[SearchResult], most_bytes: int, limit_s: float) -> None:
+    def __init__(
+        self,
+        router: ClusterRouter,
+        call: Call[SearchResult],
+        most_bytes: int,
+        limit_s: float,
+        remote: Mapping[str, int],
+    ) -> None:
+        """``remote``: by node, what asking it costs beside the searches that it has under way, in such searches."""
         self.future: Future[SearchResult] = Future()
         self._router, self._call, self._most = router, call, most_bytes
         self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
         self._tried: set[str] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None
-        self._limit_s = limit_s
+        self._limit_s, self._remote = limit_s, remote
 
     def start(self) -> None:
         loop = self._router.loop
@@ -65,7 +78,7 @@ class _Search:
         self._ask_another()
 
     def _ask_another(self) -> None:
-        peer = self._router.choose(self._tried)
+        peer = self._router.choose(self._tried, self._remote)
         if peer is None:
             if not self._asked:
                 self._settle(self._error or UnreachableError("no node of the cluster answers"))
@@ -152,8 +165,9 @@ class _Search:
 class ClusterRouter:
     """Searches a cluster, and changes its rows. A context manager; thread-safe.
 
-    It asks the node with the least to do, over connections that stay open. A node that is down is not asked; where one
-    takes longer than it nearly always does, another one is asked, too, and the first answer counts.
+    It asks a node that holds what the queries are near to, of several the one with the least to do, over connections
+    that stay open. A node that is down is not asked; where one takes longer than it nearly always does, another one is
+    asked, too, and the first answer counts.
     """
 
     def __init__(
@@ -164,6 +178,7 @@ class ClusterRouter:
         key: str | None = None,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 30.0,
+        by_locality: bool = True,
     ) -> None:
         """
         Args:
@@ -171,6 +186,7 @@ class ClusterRouter:
             dim: of queries.
             key: API key with the role search, at least.
             timeout_s: longest wait for an answer without a deadline.
+            by_locality: False: nodes are chosen by what they have to do alone.
 
         Raises:
             InvalidInputError: there is no node.
@@ -179,6 +195,9 @@ class ClusterRouter:
             raise InvalidInputError("nodes is empty; expected the URL of a node at least")
         self.dim, self._timeout_s = dim, check_number("timeout_s", timeout_s, 3600.0)
         self._key, self._tls = key, tls
+        self._by_locality = by_locality
+        #: Where lists are, as the nodes said last; None: they did not, and all nodes are equal.
+        self.locality: Locality | None = None
         self.hedges = HedgeBudget()
         self._searches: set[_Search] = set()
         self._peers: list[Peer] = []
@@ -205,36 +224,58 @@ class ClusterRouter:
             peer.close()
 
     async def _follow(self) -> None:
-        """Nodes come and leave; the others know."""
+        """Nodes come and leave, and lists move; the nodes know."""
+        version = -1
         while not self._closed:
-            await asyncio.sleep(_REFRESH_S)
-            peer = self.choose(set())
-            if peer is None:
-                continue
-            told: asyncio.Future[bytes] = self.loop.create_future()
-
-            def answered(status: int, body: bytes, _error: Exception | None, told: Any = told) -> None:
-                if not told.done():
-                    told.set_result(body if status == 200 else b"")
-
-            exchange = Exchange(answered, 1 << 20)
-            peer.get("/v1/cluster/nodes", exchange)
-            try:
-                said = json.loads(await asyncio.wait_for(told, _REFRESH_S) or b"null")
+            with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
+                said = json.loads(await self._get("/v1/cluster/nodes", 1 << 20) or b"null")
                 if said:
                     self._set_nodes({node["name"]: node["url"] for node in said["nodes"]})
-            except (TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
-                exchange.cancel()
+                if said and self._by_locality and said["version"] != version:
+                    encoded = await self._get(LOCALITY_PATH, MOST_BYTES)
+                    self.locality = self._fitting(Locality.decode(encoded)) if encoded else None
+                    version = said["version"]
+            await asyncio.sleep(_REFRESH_S)
 
-    def choose(self, tried: set[str]) -> Peer | None:
-        """The node to ask next; None: there is none left. Late and down ones only where no other is."""
+    async def _get(self, path: str, most_bytes: int) -> bytes:
+        """What some node answers; empty: it refuses, or none is there. Raises TimeoutError."""
+        peer = self.choose(set())
+        if peer is None:
+            return b""
+        told: asyncio.Future[bytes] = self.loop.create_future()
+
+        def answered(status: int, body: bytes, _error: Exception | None) -> None:
+            if not told.done():
+                told.set_result(body if status == 200 else b"")
+
+        exchange = Exchange(answered, most_bytes)
+        peer.get(path, exchange)
+        try:
+            return await asyncio.wait_for(told, _REFRESH_S)
+        finally:
+            exchange.cancel()
+
+    def _fitting(self, locality: Locality) -> Locality | None:
+        return locality if locality.vectors.shape[1] == self.dim else None
+
+    def choose(self, tried: set[str], remote: Mapping[str, int] = _EQUAL) -> Peer | None:
+        """The node to ask next; None: there is none left. Late and down ones only where no other is.
+
+        Args:
+            remote: as of :class:`_Search`; a node that it does not name costs as much as one that holds nothing.
+        """
         left = [peer for peer in self._peers if peer.node.name not in tried]
         if not left:
             return None
         self._turn += 1
         n = len(left)
         ordered = [left[(self._turn + i) % n] for i in range(n)]
-        best = min(ordered, key=lambda peer: (not peer.up, peer.late, peer.n_open))
+        dear = LOCAL_WORTH if remote else 0
+
+        def cost(peer: Peer) -> tuple[bool, bool, int]:
+            return not peer.up, peer.late, peer.n_open + remote.get(peer.node.name, dear)
+
+        best = min(ordered, key=cost)
         return best if best.up or len(tried) < len(self._peers) else None
 
     def _start(self, search: _Search) -> None:
@@ -330,12 +371,18 @@ class ClusterRouter:
             where=params.where,
         )
         most = _MARGIN_BYTES + len(asked) * (12 * params.k + 12)
-        search = _Search(self, call, most, self._timeout_s)
+        search = _Search(self, call, most, self._timeout_s, self._remote(asked, params.nprobe))
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router of the cluster is closed")
             self._thread.call(self._start, search)
         return search.future
+
+    def _remote(self, queries: F32, nprobe: int | None) -> Mapping[str, int]:
+        locality = self.locality
+        if locality is None:
+            return _EQUAL
+        return {name: remote_cost(part) for name, part in locality.of(queries, nprobe).items()}
 
     def _checked(self, queries: Any) -> F32:
         asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))

@@ -38,6 +38,7 @@ __all__ = [
     "require_faiss",
     "stream_index",
     "train_model",
+    "undo_transforms",
     "write_empty_model",
 ]
 
@@ -179,9 +180,22 @@ def apply_transforms(transforms: tuple[Any, ...], x: F32) -> F32:
     return x
 
 
-def centroids_of(ivf: Any) -> F32:
-    """(nlist, scan_dim) f32, whatever the coarse quantizer is."""
-    return np.asarray(ivf.quantizer.reconstruct_n(0, ivf.nlist), dtype=np.float32)
+def undo_transforms(transforms: tuple[Any, ...], x: F32) -> F32 | None:
+    """Vectors (n, dim) that :func:`apply_transforms` takes to ``x`` (n, scan_dim); None: faiss finds none."""
+    before = x
+    try:
+        for transform in reversed(transforms):
+            before = transform.reverse_transform(before)
+    except RuntimeError:  # it has no inverse
+        return None
+    gap = np.abs(apply_transforms(transforms, before) - x).max(initial=0)
+    return before if gap <= 1e-3 * np.abs(x).max(initial=0) else None
+
+
+def centroids_of(ivf: Any, first: int = 0, n: int | None = None) -> F32:
+    """(n, scan_dim) f32 centroids from the ``first`` on, whatever the coarse quantizer is; None: all that follow."""
+    n = ivf.nlist - first if n is None else n
+    return np.asarray(ivf.quantizer.reconstruct_n(first, n), dtype=np.float32)
 
 
 def pq_codewords(ivf: Any) -> F32:

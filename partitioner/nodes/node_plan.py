@@ -84,6 +84,9 @@ class NodePlan:
     #: over held-back queries of a sample, each answered by every node that takes lists. None without a sample.
     fan_out: float | None = None
     local_share: float | None = None
+    #: The same where each is answered by the node that a client chooses (:mod:`.nearest`).
+    nearest_fan_out: float | None = None
+    nearest_local_share: float | None = None
 
     @property
     def nlist(self) -> int:
@@ -144,7 +147,8 @@ class NodePlan:
         if self.fan_out is not None and self.local_share is not None:
             told.append(
                 f"On held-back queries a node scans {self.local_share:.1%} of the bytes of a query that it answers, "
-                f"and asks {self.fan_out:.2f} other nodes."
+                f"and asks {self.fan_out:.2f} other nodes; where the client chooses the node by the query, "
+                f"{self.nearest_local_share:.1%} and {self.nearest_fan_out:.2f}."
             )
         for node, (used, share) in enumerate(zip(self.node_bytes.tolist(), self.work_share.tolist(), strict=True)):
             if not request.node_bytes[node]:
@@ -168,6 +172,8 @@ class NodePlan:
             "hot_lists": self.spread.tolist(),
             "fan_out": self.fan_out,
             "local_share": self.local_share,
+            "nearest_fan_out": self.nearest_fan_out,
+            "nearest_local_share": self.nearest_local_share,
         }
 
 

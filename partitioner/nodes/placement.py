@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.nodes.cover import NOBODY, U64, choose_nodes
+from hybridindex.partitioner.nodes.nearest import nearest_nodes
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest, mask_of, matrix_of
 from hybridindex.partitioner.nodes.placing import Placing, hottest_first
 from hybridindex.partitioner.nodes.sample import Sample
@@ -116,12 +117,14 @@ def split_sample(probes: I64 | None) -> tuple[I64 | None, I64 | None]:
 def foreseen(plan: NodePlan, held: I64 | None) -> NodePlan:
     """``plan`` with its fan-out and local share on ``held`` (q, p) probes, where any node that takes lists answers."""
     if held is None or not len(held):
-        return dataclasses.replace(plan, fan_out=None, local_share=None)
+        return dataclasses.replace(
+            plan, fan_out=None, local_share=None, nearest_fan_out=None, nearest_local_share=None
+        )
     probes = held[:: -(-len(held) // _COUNTED)]
     nodes, scanned = plan.request.taking, np.where(probes >= 0, plan.list_bytes[probes], 0)
     on = matrix_of(plan.holders, plan.request.n_nodes)
     whole = np.maximum(scanned.sum(axis=1), 1)
-    asked, local = 0, 0.0
+    asked, local = np.empty((len(probes), nodes.size), dtype=np.int64), np.empty((len(probes), nodes.size))
     for turn, own in enumerate(nodes.tolist()):
         here = on[:, own]
         found = choose_nodes(
@@ -129,10 +132,16 @@ def foreseen(plan: NodePlan, held: I64 | None) -> NodePlan:
         )
         found = np.sort(found, axis=1)
         new = np.diff(found, axis=1, prepend=NOBODY) > 0
-        asked += int((new & (found >= 0)).sum())
-        local += float(((scanned * here[probes]).sum(axis=1) / whole).sum())
-    answers = len(probes) * nodes.size
-    return dataclasses.replace(plan, fan_out=asked / answers, local_share=local / answers)
+        asked[:, turn] = (new & (found >= 0)).sum(axis=1)
+        local[:, turn] = (scanned * here[probes]).sum(axis=1) / whole
+    nearest = np.arange(len(probes)), nearest_nodes(local)
+    return dataclasses.replace(
+        plan,
+        fan_out=float(asked.mean()),
+        local_share=float(local.mean()),
+        nearest_fan_out=float(asked[nearest].mean()),
+        nearest_local_share=float(local[nearest].mean()),
+    )
 
 
 def _from_current(

@@ -33,6 +33,7 @@ from hybridindex.index.share.source import FolderSource, ListSource
 from hybridindex.router.remote.changes import KNOWN_WITHIN_S, PeerChanges
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.list_source import PeerSource
+from hybridindex.router.remote.locality import Landmarks, landmarks_of, locality_of
 from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.service.cluster.following import Following
 from hybridindex.service.cluster.recent_probes import RecentProbes
@@ -123,6 +124,10 @@ class Member:
         #: (nlist,) int64 bytes of the codes and ids of each.
         self._list_bytes: npt.NDArray[np.int64] = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
         self._counted: tuple[ClusterMap | None, dict[str, tuple[int, int]]] = (None, {})
+        #: Of the index, once a client has asked; and what clients are told, of the newest map.
+        self._landmarks: Landmarks | None = None
+        self._locality: tuple[ClusterMap | None, bytes] = (None, b"")
+        self._locating = threading.Lock()
         self._n_searches = 0
         #: What clients asked lately.
         self.recent = RecentProbes(index)
@@ -336,6 +341,18 @@ class Member:
         up = {peer["name"] for peer in self.remote.status() if peer["state"] in ("up", "late")} | {self.remote.name}
         mask = np.uint64(sum(1 << i for i, node in enumerate(map_.nodes) if node.name in up))
         return int(np.count_nonzero(np.bitwise_count(map_.holders & mask) < map_.replicas))
+
+    def locality(self) -> bytes:
+        """The table of localities that clients choose nodes by, encoded; empty: there is no map, or no table of such an
+        index. Takes a second of a large index the first time."""
+        with self._locating:
+            map_, (of, encoded) = self.remote.map, self._locality
+            if map_ is None or map_ is of:
+                return encoded
+            landmarks = self._landmarks if of is not None else landmarks_of(self._index)
+            encoded = b"" if landmarks is None else locality_of(landmarks, self._index.list_bytes, map_).encode()
+            self._landmarks, self._locality = landmarks, (map_, encoded)
+            return encoded
 
     def count_search(self, queries: F32) -> None:
         """This node has answered one, of a client: (n, dim) queries."""

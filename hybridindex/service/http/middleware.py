@@ -53,7 +53,7 @@ _DELETE = frozenset({"/v1/vectors/delete", "/v1/documents/delete"})
 _WRITE = frozenset({"/v1/vectors", "/v1/documents"}) | _DELETE
 #: What nodes of a cluster and their manager ask; and of that what is asked all the time.
 _BETWEEN_NODES = "/v1/cluster/"
-_FOR_CLIENTS = frozenset({f"{_BETWEEN_NODES}ping", f"{_BETWEEN_NODES}nodes"})
+_FOR_CLIENTS = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "nodes", "locality")})
 _SCANS = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "channel", "nodes")})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS

@@ -96,12 +96,17 @@ def test_hot_lists_and_neighbours_together_halve_what_striping_asks(n_nodes, rep
 
 def answered(plan: NodePlan, probes: np.ndarray) -> tuple[float, float]:
     """Nodes beside the answering one that a query asks, and its bytes there: each query answered by each node."""
-    asked, local = [], []
-    for own in range(plan.request.n_nodes):
-        here = (plan.holders >> np.uint64(own) & np.uint64(1)).astype(bool)
-        found = choose_nodes(probes, here=here, holders=plan.holders, usable=(1 << plan.request.n_nodes) - 1, own=own)
-        asked += [len(set(row) - {-1}) for row in found.tolist()]
-        local += [plan.list_bytes[row[here[row]]].sum() / plan.list_bytes[row].sum() for row in probes]
+    each = [answered_by(plan, probes, own) for own in range(plan.request.n_nodes)]
+    asked, local = np.mean(each, axis=0)
+    return float(asked), float(local)
+
+
+def answered_by(plan: NodePlan, probes: np.ndarray, own: int) -> tuple[float, float]:
+    """The same, each query answered by one node."""
+    here = (plan.holders >> np.uint64(own) & np.uint64(1)).astype(bool)
+    found = choose_nodes(probes, here=here, holders=plan.holders, usable=(1 << plan.request.n_nodes) - 1, own=own)
+    asked = [len(set(row) - {-1}) for row in found.tolist()]
+    local = [plan.list_bytes[row[here[row]]].sum() / plan.list_bytes[row].sum() for row in probes]
     return float(np.mean(asked)), float(np.mean(local))
 
 

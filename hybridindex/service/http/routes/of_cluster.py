@@ -24,6 +24,7 @@ from hybridindex.router.remote.changes import CHANGED_PATH
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.frames import CHANNEL_PATH, UPGRADE
 from hybridindex.router.remote.list_source import MOST_BYTES, MOST_LISTS
+from hybridindex.router.remote.locality import LOCALITY_PATH
 from hybridindex.router.remote.peer import NOT_SEEN, PING_PATH, SEEN
 from hybridindex.service.auth import Keyring, Role
 from hybridindex.service.changes.members import Members
@@ -61,6 +62,7 @@ class ClusterRoutes:
             ("GET", CHANNEL_PATH.removeprefix(PEER_PREFIX)): self._channel,
             ("GET", "node"): self._node,
             ("GET", "nodes"): self._nodes,
+            ("GET", LOCALITY_PATH.removeprefix(PEER_PREFIX)): self._locality,
             ("PUT", "map"): self._apply,
             ("POST", "open"): self._open,
             ("POST", "let-go"): self._let_go,
@@ -120,6 +122,11 @@ class ClusterRoutes:
         version = 0 if map_ is None else map_.version
         answer = {"version": version, "dim": member.index.dim, "nodes": nodes}
         await _answer(send, json.dumps(answer).encode(), _JSON)
+
+    async def _locality(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Which node holds what a query is near to."""
+        encoded = await asyncio.to_thread(self._members.current.locality)
+        await _answer(send, encoded, _BYTES)
 
     async def _apply(self, scope: Scope, receive: Receive, send: Send) -> None:
         map_ = ClusterMap.from_json(await self._read(scope, receive))

@@ -1,0 +1,133 @@
+"""A client asks the node that holds what its queries are near to, follows lists that move, and does without the table."""
+
+from __future__ import annotations
+
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from hybridindex.api import Index
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.router import Router
+from hybridindex.router.remote.locality import LOCALITY_PATH, Locality
+from hybridindex.service.auth import new_key
+from tests.cluster.searches import K, same, wait_until
+from tests.cluster.test_manager import KEY, running
+from tests.clustered import DIM, clustered, small_index
+
+NLIST, NPROBE, N_QUERIES = 128, 5, 120
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """With a profile: lists that are probed together come to the same nodes."""
+    index = small_index(tmp_path_factory.mktemp("locality") / "idx", n=6000, nlist=NLIST)
+    with Index(index) as opened:
+        opened.profile(clustered(600, seed=3), NPROBE, devices=["cpu"], max_seconds=1)
+        yield index
+
+
+@pytest.fixture(scope="module")
+def one_machine(index):
+    with Router(index) as router:
+        yield lambda queries: router.search(queries, K, NPROBE)
+
+
+@pytest.fixture
+def cluster(index, tmp_path):
+    with running(index, tmp_path, n_nodes=3, share=0.5, replicas=1, replicate="none") as it:
+        yield it
+
+
+def router_of(it, **options):
+    return ClusterRouter({f"node-{i}": node.url for i, node in enumerate(it.nodes)}, dim=DIM, key=KEY, **options)
+
+
+def asked_of_others(it):
+    return sum(peer["asked"] for node in it.nodes for peer in NodeCalls(node.url, KEY).node()["peers"])
+
+
+def fan_out(it, router, one_machine):
+    """Other nodes that a query asks, each asked alone. Answers are one machine's."""
+    queries, before = clustered(N_QUERIES, seed=11), asked_of_others(it)
+    for query in queries:
+        assert same(router.search(query, K, NPROBE), one_machine(query))
+    return (asked_of_others(it) - before) / N_QUERIES
+
+
+def nearest(locality, query):
+    parts = locality.of(query[None], NPROBE)
+    return max(parts, key=parts.get)
+
+
+def table_of(node, key=KEY):
+    with urlopen(Request(node.url + LOCALITY_PATH, headers={"authorization": f"Bearer {key}"}), timeout=20) as answer:
+        return answer.read()
+
+
+def test_fewer_nodes_are_asked(cluster, one_machine):
+    planned = cluster.manager.plan()
+    with router_of(cluster, by_locality=False) as router:
+        anywhere = fan_out(cluster, router, one_machine)
+        assert router.locality is None
+    with router_of(cluster) as router:
+        wait_until(lambda: router.locality is not None)
+        chosen = fan_out(cluster, router, one_machine)
+    assert anywhere == pytest.approx(planned.fan_out, rel=0.25)
+    assert chosen == pytest.approx(planned.nearest_fan_out, rel=0.35)
+    assert chosen < 0.85 * anywhere
+
+
+def test_lists_that_move_are_followed(cluster, one_machine):
+    queries = clustered(N_QUERIES, seed=12)
+    with router_of(cluster) as router:
+        wait_until(lambda: router.locality is not None)
+        version = router.locality.version
+        cluster.manager.drain("node-0")
+        wait_until(lambda: router.locality.version > version)
+        assert router.locality.of(queries)["node-0"] == 0
+        assert same(router.search(queries, K, NPROBE), one_machine(queries))
+        assert cluster.manager.status()["map_version"] == router.locality.version
+
+
+def test_a_busy_node_is_asked_less(cluster, one_machine):
+    """All queries are near to the lists of one node: many at once go to others, too."""
+    queries = clustered(400, seed=13)
+    with router_of(cluster) as router:
+        wait_until(lambda: router.locality is not None)
+        own = [query for query in queries if nearest(router.locality, query) == "node-1"]
+        found = [router.submit(query, K, NPROBE) for query in own]
+        for query, each in zip(own, found, strict=True):
+            assert same(each.result(60), one_machine(query))
+        counts = {each["name"]: each["asked"] for each in router.status()}
+    assert counts["node-1"] >= len(own) / 3
+    assert min(counts.values()) > len(own) / 10
+
+
+def test_the_table_is_for_whoever_may_search(cluster):
+    table = Locality.decode(table_of(cluster.nodes[0]))
+    assert table.names == ("node-0", "node-1", "node-2")
+    with pytest.raises(HTTPError) as refused:
+        table_of(cluster.nodes[0], key=new_key())
+    assert refused.value.code == 401
+    refused.value.close()
+
+
+def test_nodes_without_a_table_are_asked_as_before(cluster, one_machine, monkeypatch):
+    queries = clustered(20, seed=14)
+    for wrong in (b"", b"HIXL", b"no table"):
+        monkeypatch.setattr(ClusterRouter, "_get", answer_instead(ClusterRouter._get, wrong))
+        with router_of(cluster) as router:
+            wait_until(lambda: all(peer.n_asked for peer in router._peers) or not router.search(queries[:1], K, NPROBE))
+            assert router.locality is None
+            assert same(router.search(queries, K, NPROBE), one_machine(queries))
+        monkeypatch.undo()
+
+
+def answer_instead(get, wrong):
+    async def found(router, path, most_bytes):
+        return wrong if path == LOCALITY_PATH else await get(router, path, most_bytes)
+
+    return found
