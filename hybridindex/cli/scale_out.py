@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "ClusterOptions", "show_scale_out"]
 
+#: Who answers a request.
+_CHOICES = {True: "clients ask the node that holds most of a query's lists", False: "every node answers equally many"}
 #: Panel of the options.
 _CLUSTER = "Several machines"
 
@@ -37,6 +39,14 @@ class ClusterOptions:
         typer.Option(help="Bytes of lists per node; default 80% of the profiled memory.", rich_help_panel=_CLUSTER),
     ] = None
     node_replicas: Annotated[int, typer.Option(help="Nodes that hold each list.", rich_help_panel=_CLUSTER)] = 2
+    by_locality: Annotated[
+        bool,
+        typer.Option(
+            "--by-locality/--any-node",
+            help="Clients choose nodes by their queries, or a load balancer takes any.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = True
     network_us: Annotated[
         float | None,
         typer.Option(help="One way from node to node; default as measured on loopback.", rich_help_panel=_CLUSTER),
@@ -120,6 +130,7 @@ def show_scale_out(
         node_bytes=memory if cluster.node_memory is None else parse_bytes(cluster.node_memory),
         replicas=cluster.node_replicas,
         network=network,
+        by_locality=cluster.by_locality,
         n_devices=devices[0] if devices[1] else 0,
         budget_bytes=devices[1],
         rules=EngineRules(max_batch=asked.max_batch),
@@ -133,7 +144,7 @@ def show_scale_out(
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
         f"engine loses {network.ask_s * 1e6:.3g} us for each node that a batch asks, and {network.serve_s * 1e6:.3g} "
         "us for each scan that it is asked",
-        f"assumed: {asked.load_words}; every node answers equally many",
+        f"assumed: {asked.load_words}; {_CHOICES[cluster.by_locality]}",
     ]
     with CliProgress(quiet=as_json) as progress:
         found = scale_out(

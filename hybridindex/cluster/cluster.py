@@ -452,8 +452,9 @@ class Cluster:
                     places.append(self._call(actor.describe.remote(), 5.0)["place"])
         return places
 
-    def router(self, *, timeout_s: float = 30.0, writes: bool = False) -> ClusterRouter:
-        """What searches it, and changes rows where it ``writes``; the caller's to close."""
+    def router(self, *, timeout_s: float = 30.0, writes: bool = False, by_locality: bool = True) -> ClusterRouter:
+        """What searches it, and changes rows where it ``writes``; the caller's to close. ``by_locality``: as of
+        :class:`ClusterRouter`."""
         key = self._key or (key_for_writes if writes else key_for_searches)(self._folder)
         ca = self._ca or kept_ca(self._folder)
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
@@ -462,7 +463,7 @@ class Cluster:
         else:
             nodes = {node["name"]: node["url"] for node in self.status()["nodes"] if not node["drains"]}
             dim = read_manifest(self.path).dim
-        return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s)
+        return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s, by_locality=by_locality)
 
     @staticmethod
     def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hybridindex.answer_codec import decode_answer
 from hybridindex.client.messages import Call, delete_call, error_of, ids_of, rows_call, search_call
+from hybridindex.cluster.batches import divide, put_together
 from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
 from hybridindex.errors import (
     BuildError,
@@ -29,7 +30,7 @@ from hybridindex.errors import (
     ServiceError,
     UnreachableError,
 )
-from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH, remote_cost
+from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
 from hybridindex.router.remote.locality import LOCALITY_PATH, MOST_BYTES, Locality
@@ -63,7 +64,7 @@ class _Search:
         limit_s: float,
         remote: Mapping[str, int],
     ) -> None:
-        """``remote``: by node, what asking it costs beside the searches that it has under way, in such searches."""
+        """``remote``: as of :class:`hybridindex.cluster.batches.BatchPart`."""
         self.future: Future[SearchResult] = Future()
         self._router, self._call, self._most = router, call, most_bytes
         self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
@@ -166,8 +167,8 @@ class ClusterRouter:
     """Searches a cluster, and changes its rows. A context manager; thread-safe.
 
     It asks a node that holds what the queries are near to, of several the one with the least to do, over connections
-    that stay open. A node that is down is not asked; where one takes longer than it nearly always does, another one is
-    asked, too, and the first answer counts.
+    that stay open; a batch whose queries are near to different nodes is divided between these. A node that is down is
+    not asked; where one takes longer than it nearly always does, another one is asked, too: the first answer counts.
     """
 
     def __init__(
@@ -358,8 +359,18 @@ class ClusterRouter:
             where=where,
         )
         asked = self._checked(queries)
+        parts = divide(asked, params.nprobe, self.locality)
+        searches = [self._search(asked if len(parts) == 1 else asked[part.rows], params, part.remote) for part in parts]
+        with self._lock:
+            if self._closed:
+                raise RouterClosedError("the router of the cluster is closed")
+            for search in searches:
+                self._thread.call(self._start, search)
+        return put_together(parts, [search.future for search in searches])
+
+    def _search(self, queries: F32, params: SearchParams, remote: Mapping[str, int]) -> _Search:
         call = search_call(
-            asked,
+            queries,
             None,
             k=params.k,
             nprobe=params.nprobe,
@@ -370,19 +381,8 @@ class ClusterRouter:
             deny_ids=params.deny_ids,
             where=params.where,
         )
-        most = _MARGIN_BYTES + len(asked) * (12 * params.k + 12)
-        search = _Search(self, call, most, self._timeout_s, self._remote(asked, params.nprobe))
-        with self._lock:
-            if self._closed:
-                raise RouterClosedError("the router of the cluster is closed")
-            self._thread.call(self._start, search)
-        return search.future
-
-    def _remote(self, queries: F32, nprobe: int | None) -> Mapping[str, int]:
-        locality = self.locality
-        if locality is None:
-            return _EQUAL
-        return {name: remote_cost(part) for name, part in locality.of(queries, nprobe).items()}
+        most = _MARGIN_BYTES + len(queries) * (12 * params.k + 12)
+        return _Search(self, call, most, self._timeout_s, remote)
 
     def _checked(self, queries: Any) -> F32:
         asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))

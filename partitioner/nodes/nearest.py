@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from hybridindex.types import F64, I64
+from hybridindex.types import F32, F64, I64
 
 __all__ = ["LOCAL_WORTH", "nearest_nodes", "remote_cost"]
 
@@ -20,11 +20,11 @@ def remote_cost(local_share: float) -> int:
     return round(LOCAL_WORTH * (1 - local_share))
 
 
-def nearest_nodes(local: F64) -> I64:
+def nearest_nodes(local: F32 | F64) -> I64:
     """(n,) int64 nodes that clients ask, of nodes that all have as much to do.
 
     Args:
-        local: (n, n_nodes) float64 part of the bytes of each query on each node. Of nodes that cost the same, each is
+        local: (n, n_nodes) part of the bytes of each query on each node. Of nodes that cost the same, each is
             asked in its turn.
     """
     n, n_nodes = local.shape

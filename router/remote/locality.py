@@ -36,8 +36,7 @@ _AT_ONCE = 4096
 #: Of a query's nearest landmarks, over those that have as many lists as it probes: their weight falls by e for each of
 #: these, and the rest matter little.
 _NEAR, _MOST_NEAR = 4, 64
-#: Of a batch, spread over it: all of it goes to one node.
-_MOST_QUERIES = 64
+_QUERIES_AT_ONCE = 256
 _MAGIC, _FORMAT = b"HIXL", 1
 _HEADER = struct.Struct("<4sIQ7I")
 
@@ -104,20 +103,27 @@ class Locality:
     shares: F32
 
     def of(self, queries: F32, nprobe: int | None = None) -> dict[str, float]:
-        """What part of the work of (n, d) ``queries`` each node can do alone, about: 0 to 1, in the mean.
+        """As :meth:`of_each`, by the names of the nodes: in the mean of all queries."""
+        return dict(zip(self.names, self.of_each(queries, nprobe).mean(axis=0).tolist(), strict=True))
+
+    def of_each(self, queries: F32, nprobe: int | None = None) -> F32:
+        """(n, n_nodes) float32: what part of the work of each of (n, d) ``queries`` each node can do alone, about.
 
         ``nprobe``: None: the index's.
         """
-        some = queries[:: -(-len(queries) // _MOST_QUERIES)]
-        if self.unit:
-            some = some / np.maximum(np.linalg.norm(some, axis=1, keepdims=True), 1e-30)
         m = len(self.vectors)
         probed = max(1.0, (nprobe or self.nprobe) * m / self.nlist)
         n_near = min(m, _MOST_NEAR, math.ceil(_NEAR * probed))
         weights = np.exp(np.arange(n_near, dtype=np.float32) / np.float32(-probed))
-        near = np.argsort(-(some @ self.vectors.T + self.offsets), axis=1)[:, :n_near]
-        parts = weights @ self.shares[near] / weights.sum()
-        return dict(zip(self.names, parts.mean(axis=0).tolist(), strict=True))
+        weights /= weights.sum()
+        found = np.empty((len(queries), len(self.names)), dtype=np.float32)
+        for first in range(0, len(queries), _QUERIES_AT_ONCE):
+            some = queries[first : first + _QUERIES_AT_ONCE]
+            if self.unit:
+                some = some / np.maximum(np.linalg.norm(some, axis=1, keepdims=True), 1e-30)
+            near = np.argsort(-(some @ self.vectors.T + self.offsets), axis=1)[:, :n_near]
+            found[first : first + len(some)] = weights @ self.shares[near]
+        return found
 
     def encode(self) -> bytes:
         names = "\n".join(self.names).encode()

@@ -1,4 +1,4 @@
-"""A client asks the node that holds what its queries are near to, follows lists that move, and does without the table."""
+"""A client asks the node that holds what its queries are near to, and follows lists that move."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ def router_of(it, **options):
 
 def asked_of_others(it):
     return sum(peer["asked"] for node in it.nodes for peer in NodeCalls(node.url, KEY).node()["peers"])
+
+
+def bytes_of_others(it):
+    return sum(peer["asked_bytes"] for node in it.nodes for peer in NodeCalls(node.url, KEY).node()["peers"])
 
 
 def fan_out(it, router, one_machine):
@@ -104,6 +108,20 @@ def test_a_busy_node_is_asked_less(cluster, one_machine):
         counts = {each["name"]: each["asked"] for each in router.status()}
     assert counts["node-1"] >= len(own) / 3
     assert min(counts.values()) > len(own) / 10
+
+
+def test_a_batch_is_divided_between_the_nodes_that_its_queries_are_near_to(cluster, one_machine):
+    queries = clustered(N_QUERIES, seed=15)
+    elsewhere = {}
+    for by_locality in (False, True):
+        with router_of(cluster, by_locality=by_locality) as router:
+            wait_until(lambda router=router, wanted=by_locality: (router.locality is not None) == wanted)
+            before = bytes_of_others(cluster)
+            assert same(router.search(queries, K, NPROBE), one_machine(queries))
+            elsewhere[by_locality] = bytes_of_others(cluster) - before
+            counts = [each["asked"] for each in router.status()]
+            assert sum(map(bool, counts)) == (3 if by_locality else 1)
+    assert elsewhere[True] < 0.7 * elsewhere[False]
 
 
 def test_the_table_is_for_whoever_may_search(cluster):

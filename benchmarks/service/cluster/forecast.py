@@ -41,13 +41,17 @@ def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> di
             # No room for hot lists on all nodes, as there.
             node_bytes=int(1.02 * row["replicas"] * workload.index_bytes / row["nodes"]),
             replicas=row["replicas"],
+            by_locality=row["by_locality"],
         )
         (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
         assert found.outcome is not None, found.refused
         assert found.compliant is not None
         rows.append(
             {
-                **{name: row[name] for name in ("nprobe", "nodes", "replicas", "rate", "of_linear", "alone_ms")},
+                **{
+                    name: row[name]
+                    for name in ("nprobe", "nodes", "replicas", "by_locality", "rate", "of_linear", "alone_ms")
+                },
                 "predicted_rate": share * found.compliant.rate,
                 "fan_out": found.fan_out,
                 "latencies": _latencies(inputs, row, share, rate["attainment"]),
@@ -58,10 +62,22 @@ def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> di
         row["predicted_of_linear"] = row["predicted_rate"] / (row["nodes"] * one["predicted_rate"])
     show(
         f"searches/s with {rate['attainment']:.0%} within the SLO, {share:.2f} of a core for each node",
-        ("nprobe", "nodes", "replicas", "measured", "predicted", "of linear", "predicted of linear", "fan-out"),
+        (
+            "nprobe",
+            "nodes",
+            "replicas",
+            "chosen",
+            "measured",
+            "predicted",
+            "of linear",
+            "predicted of linear",
+            "fan-out",
+        ),
         [
             (
-                *(r[name] for name in ("nprobe", "nodes", "replicas", "rate", "predicted_rate")),
+                *(r[name] for name in ("nprobe", "nodes", "replicas")),
+                "by locality" if r["by_locality"] else "any",
+                *(r[name] for name in ("rate", "predicted_rate")),
                 *(r[name] for name in ("of_linear", "predicted_of_linear", "fan_out")),
             )
             for r in rows

@@ -45,6 +45,10 @@ class Workload:
     def dim(self) -> int:
         return int(self.vectors.shape[1])
 
+    @property
+    def nlist(self) -> int:
+        return len(self.centres)
+
 
 def make_workload(path: Path, *, nbytes: int, dim: int, nlist: int, nprobe: int) -> Workload:
     """Unit vectors under the inner product; with a profile of :func:`mixed_queries`, which placements are made from."""
@@ -99,9 +103,13 @@ class Nodes:
     def names(self) -> list[str]:
         return list(self.processes)
 
-    def router(self, **options: Any) -> ClusterRouter:
+    def router(self, *, by_locality: bool = True, **options: Any) -> ClusterRouter:
+        """One that knows where lists are, where it is to choose by that."""
         urls = {name: process.url for name, process in self.processes.items()}
-        return ClusterRouter(urls, dim=self.workload.dim, key=self._key, **options)
+        router = ClusterRouter(urls, dim=self.workload.dim, key=self._key, by_locality=by_locality, **options)
+        if by_locality:
+            until(lambda: router.locality is not None, 60.0)
+        return router
 
     def compact(self, name: str) -> int:
         """Has the node that writes compact the index; the generation that it made. ``name``: of any node."""

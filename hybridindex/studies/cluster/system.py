@@ -15,7 +15,7 @@ from hybridindex.partitioner.nodes.cover import MOST_NODES
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest, lists_of_node
 from hybridindex.partitioner.nodes.placement import place_lists
 from hybridindex.partitioner.placement import place_lpt
-from hybridindex.studies.cluster.visits import Visits, visits_of
+from hybridindex.studies.cluster.visits import Visits, entries_of, visits_of
 from hybridindex.studies.simulator.arrivals import check_number
 from hybridindex.studies.simulator.engine_loop import EngineRules
 from hybridindex.studies.simulator.query_pool import QueryPool, query_pool
@@ -66,6 +66,8 @@ class ClusterInputs:
     n_devices: int = 0
     budget_bytes: int = 0
     rules: EngineRules = field(default_factory=EngineRules)
+    #: Clients choose nodes by their queries, as the router of a cluster does; False: any node is asked.
+    by_locality: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -102,12 +104,14 @@ class ClusterSystem:
         return self.inputs.analysis.latency
 
     def visits(self, n: int) -> Visits:
-        """Visits of ``n`` requests: request i asks query i modulo the pool; of each ``n_nodes`` requests in a row every
-        node answers one, in a random order."""
+        """Visits of ``n`` requests: request i asks query i modulo the pool. Where clients do not choose, of each
+        ``n_nodes`` requests in a row every node answers one, in a random order."""
+        probes = self.pool.probes[np.arange(n) % len(self.pool)]
+        if self.inputs.by_locality:
+            return visits_of(probes, self.plan, self.list_device, entries_of(probes, self.plan), self.inputs.n_devices)
         rng = np.random.default_rng((self.inputs.seed, self.n_nodes))
         rounds = -(-n // self.n_nodes)
         own = rng.permuted(np.tile(np.arange(self.n_nodes), (rounds, 1)), axis=1).ravel()[:n]
-        probes = self.pool.probes[np.arange(n) % len(self.pool)]
         return visits_of(probes, self.plan, self.list_device, own, self.inputs.n_devices)
 
 

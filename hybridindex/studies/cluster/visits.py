@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.partitioner.nodes.cover import NOBODY, choose_nodes
+from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH
 from hybridindex.partitioner.nodes.node_plan import NodePlan, mask_of, matrix_of
 from hybridindex.types import F64, I64
 
-__all__ = ["Visits", "visits_of"]
+__all__ = ["Visits", "entries_of", "visits_of"]
 
 I16 = npt.NDArray[np.int16]
+
+#: Requests under way on a node, in the mean, where a client chooses between nodes.
+_UNDER_WAY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +49,26 @@ class Visits:
         """Nodes beside the answering one that a request asks, in the mean."""
         others = self.node != np.repeat(self.own, np.diff(self.first))
         return float(others.sum() / len(self.own))
+
+
+def entries_of(probes: I64, plan: NodePlan) -> I64:
+    """(n,) int64 nodes that one client asks for (n, p) ``probes``, one request after the other: by what they hold and
+    what they have to do (:mod:`hybridindex.partitioner.nodes.nearest`).
+
+    Arrivals have no times here: a request is taken to be under way until :data:`_UNDER_WAY` for each node have come.
+    """
+    on = matrix_of(plan.holders, plan.request.n_nodes)
+    nbytes = np.where(probes >= 0, plan.list_bytes[probes], 0)
+    local = np.einsum("np,npm->nm", nbytes, on[probes]) / np.maximum(nbytes.sum(axis=1, keepdims=True), 1)
+    costs = np.rint(LOCAL_WORTH * (1 - local))
+    costs[:, np.setdiff1d(np.arange(plan.request.n_nodes), plan.request.taking)] = np.inf
+    n_open, left = np.zeros(plan.request.n_nodes), 1 - 1 / (_UNDER_WAY * plan.request.n_nodes)
+    entries = np.empty(len(probes), dtype=np.int64)
+    for number, cost in enumerate(costs):
+        entries[number] = chosen = (cost + n_open).argmin()
+        n_open *= left
+        n_open[chosen] += 1
+    return entries
 
 
 def visits_of(probes: I64, plan: NodePlan, list_device: I16, own: I64, n_devices: int) -> Visits:

@@ -95,15 +95,16 @@ def test_one_node_is_the_machine(analysis, part, load):
     assert found.engine_s[0] == pytest.approx(busy, rel=0.03)
 
 
+@pytest.mark.parametrize("by_locality", [True, False])
 @pytest.mark.parametrize("n_nodes", [2, 4, 16])
-def test_nodes_are_asked_as_the_cluster_asks_them(analysis, n_nodes):
-    system = build_cluster(given(analysis, 1.2 if n_nodes == 2 else 0.6), n_nodes)
+def test_nodes_are_asked_as_the_cluster_asks_them(analysis, n_nodes, by_locality):
+    system = build_cluster(given(analysis, 1.2 if n_nodes == 2 else 0.6, by_locality=by_locality), n_nodes)
     visits = system.visits(600)
     probes = system.pool.probes[np.arange(600) % len(system.pool)]
     on, asked, local = matrix_of(system.plan.holders, n_nodes), 0, []
     for own in range(n_nodes):
         mine = np.flatnonzero(visits.own == own)
-        assert len(mine) == pytest.approx(600 / n_nodes, abs=1)
+        assert by_locality or len(mine) == pytest.approx(600 / n_nodes, abs=1)
         found = choose_nodes(
             probes[mine], here=on[:, own], holders=system.plan.holders, usable=(1 << n_nodes) - 1, own=own
         )
@@ -113,6 +114,19 @@ def test_nodes_are_asked_as_the_cluster_asks_them(analysis, n_nodes):
             local.append(nbytes[row < 0].sum() / nbytes.sum())
     assert visits.fan_out == pytest.approx(asked / 600)
     assert visits.local.mean() == pytest.approx(np.mean(local))
+
+
+def test_clients_that_choose_ask_nodes_that_hold_more_and_all_of_them(analysis):
+    found = {}
+    for by_locality in (True, False):
+        system = build_cluster(given(analysis, 0.3, by_locality=by_locality), 8)
+        found[by_locality] = system.visits(2000)
+    chosen, anywhere = found[True], found[False]
+    assert chosen.fan_out < 0.95 * anywhere.fan_out
+    assert chosen.local.mean() > 1.1 * anywhere.local.mean()
+    counts = np.bincount(chosen.own, minlength=8)
+    assert counts.min() > 50
+    assert counts.max() < 750
 
 
 def test_no_work_is_lost_between_nodes(analysis):
