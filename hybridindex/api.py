@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -69,8 +70,9 @@ class Index:
         from hybridindex.index.changes.writer import IndexWriter
         from hybridindex.plans.following import Following
 
-        self._writer = IndexWriter(ivf, durability=durability, on_compaction=self._take_over_profiles)
-        self._following = Following(self._writer, self._profiles)
+        # No callback names this object: files stay mapped, and disk space taken, while objects name each other.
+        self._writer = IndexWriter(ivf, durability=durability, on_compaction=_take_over_profiles)
+        self._following = Following(self._writer, partial(_profiles, ivf.path))
         if write:
             self._writer.keep()
 
@@ -561,18 +563,6 @@ class Index:
         self._following.look()
         return done
 
-    def _take_over_profiles(self, ivf: IVFIndex) -> None:
-        """After a compaction: lists have heirs."""
-        from hybridindex.plans.inherit import try_to_inherit
-
-        with self._profiles() as store:
-            if store is not None:
-                try_to_inherit(ivf, store)
-
-    def _profiles(self) -> AbstractContextManager[ControlStore | None]:
-        """The control store beside the index, where there is one."""
-        return self.store(required=False) if filesystem.exists(self.path / STORE_FILE) else nullcontext()
-
     @property
     def n_added(self) -> int:
         """Rows that were added since the lists were written."""
@@ -658,6 +648,23 @@ class Index:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _take_over_profiles(ivf: IVFIndex) -> None:
+    """After a compaction: lists have heirs."""
+    from hybridindex.plans.inherit import try_to_inherit
+
+    with _profiles(ivf.path) as store:
+        if store is not None:
+            try_to_inherit(ivf, store)
+
+
+def _profiles(path: Path) -> AbstractContextManager[ControlStore | None]:
+    """The control store beside an index, where there is one."""
+    from hybridindex.store.control import ControlStore
+
+    file = path / STORE_FILE
+    return ControlStore.open(file, required=False) if filesystem.exists(file) else nullcontext()
 
 
 def build(

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from hybridindex.router.batch.replies import without_frames
 from hybridindex.types import SearchResult
 
 __all__ = ["LoopMailbox", "LoopReply", "Mailboxes"]
@@ -76,7 +77,7 @@ class LoopReply:
         self._mailbox.wake()
 
     def fail(self, error: BaseException) -> None:
-        self._mailbox.put(self, error)
+        self._mailbox.put(self, without_frames(error))
         self._mailbox.wake()
 
     def deliver(self, outcome: SearchResult | BaseException) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from hybridindex.errors import HybridIndexError
 from hybridindex.types import SearchResult
 
-__all__ = ["BlockingReply", "FutureReply", "Reply"]
+__all__ = ["BlockingReply", "FutureReply", "Reply", "without_frames"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,12 @@ class Reply(Protocol):
         """Called after :meth:`settle`, when all requests that are answered together have been settled."""
 
     def fail(self, error: BaseException) -> None: ...
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """``error`` for whoever waits: one of ours without the engine's frames. These name the request, and by it this
+    reply: error, request and index would stay in memory, and files mapped, until the garbage collector comes."""
+    return error.with_traceback(None) if isinstance(error, HybridIndexError) else error
 
 
 class FutureReply:
@@ -58,7 +65,7 @@ class FutureReply:
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        self._complete(lambda: self.future.set_exception(error))
+        self._complete(lambda: self.future.set_exception(without_frames(error)))
 
     def _complete(self, complete: Callable[[], None]) -> None:
         """Unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
@@ -90,13 +97,16 @@ class BlockingReply:
         pass
 
     def fail(self, error: BaseException) -> None:
-        self._error = error
+        self._error = without_frames(error)
         self._settled.release()
 
     def wait(self) -> SearchResult:
         """The answer, or raises the error; once."""
         self._settled.acquire()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None
         assert self._result is not None
         return self._result

@@ -8,7 +8,6 @@ theirs.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -277,8 +276,6 @@ class Members:
             if not opening:
                 self._wanted = None
                 self._remove_others()
-        # Objects that name each other keep the files mapped, and with them the room on the disk.
-        gc.collect()
 
     def _let_go(self, generation: int) -> None:
         serving = self._open[generation]
