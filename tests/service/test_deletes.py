@@ -117,6 +117,7 @@ def test_searches_beside_deletions_over_http(make_service, queries):
         while done < len(order):
             client.delete(order[done : done + 20])
             done += 20
+            until(lambda: found)  # a search may take longer than all deletions
         for thread in looking:
             thread.join(300)
     assert found
