@@ -18,6 +18,7 @@ from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http import upkeep
+from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.observe.events import DeviceWatch
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.service.observe.series import Series
@@ -261,6 +262,20 @@ def test_no_two_arenas_are_held_at_once(service, index_path, monkeypatch):
     monkeypatch.setattr(PageArena, "release", releasing)
     service.reload()
     assert most == [1]
+
+
+def test_what_routes_take_is_made_anew_only_where_it_is_another(service, index_path):
+    """Its making holds the event loop."""
+    routes = [SearchRoute(service, Metrics(service)) for _ in range(2)]
+    taken = routes[0].requests
+    assert routes[1].requests is taken
+    replace_by_the_same(index_path)
+    service.reload()
+    assert routes[0].requests is taken
+    replace(index_path, nlist=16)
+    service.reload()
+    assert routes[0].requests is routes[1].requests is not taken
+    assert routes[0].requests.search.options["nprobe"]["maximum"] == 16
 
 
 def test_a_damaged_generation_is_refused_and_the_old_one_serves(service, index_path, queries):

@@ -26,13 +26,28 @@ _WARM_S, _WHOLE_S = 4.0, 120.0
 def measure_generations(
     workload: Workload, folder: Path, *, rate: float, seconds: float, trials: int
 ) -> dict[str, Any]:
+    """Four nodes, which share the cores of this machine; and one node, which has them, as each would on a machine of
+    its own."""
+    several, one = (
+        _measure(workload, folder / f"generations-{n}", n, rate=rate, seconds=seconds, trials=trials) for n in (_N, 1)
+    )
+    return {"rate": rate, "nodes": _N, "changed": _CHANGED, **several, "one_node": one}
+
+
+def _measure(
+    workload: Workload, folder: Path, n_nodes: int, *, rate: float, seconds: float, trials: int
+) -> dict[str, Any]:
     """A node compacts the index; then all go on. The time in which nothing happens, the compaction, and going on, each
     against the first of them; and a second time in which nothing happens, which is the floor."""
-    path = folder / "turning"
+    path = folder / "index"
     shutil.copytree(workload.path, path)
     queries, rng = mixed_queries(workload.centres, _QUERIES, seed=7), np.random.default_rng(2)
     rows: list[dict[str, Any]] = []
-    with nodes(replace(workload, path=path), folder / "generations", _N) as cluster, cluster.router() as router:
+    replicas = min(2, n_nodes)
+    with (
+        nodes(replace(workload, path=path), folder / "nodes", n_nodes, replicas=replicas) as cluster,
+        cluster.router() as router,
+    ):
         for trial in range(trials):
             ids = rng.choice(len(workload.vectors), int(_CHANGED * len(workload.vectors)), replace=False)
             router.upsert(np.ascontiguousarray(workload.vectors[ids]), ids)
@@ -66,7 +81,7 @@ def measure_generations(
         for name in ("quiet again", "compacts", "goes on")
     }
     show(
-        f"{_N} nodes go on to another generation, {rate:g} searches/s; p99 against quiet: {ratios}",
+        f"{n_nodes} nodes go on to another generation, {rate:g} searches/s; p99 against quiet: {ratios}",
         ("trial", "failed", "compacted in s", "went on in s", "p50 quiet / compacts / goes on", "p99"),
         [
             (
@@ -77,4 +92,4 @@ def measure_generations(
             for row in rows
         ],
     )  # fmt: skip
-    return {"rate": rate, "nodes": _N, "changed": _CHANGED, "rows": rows, "p99_ratio": ratios}
+    return {"rows": rows, "p99_ratio": ratios}
