@@ -36,6 +36,8 @@ def divide(queries: F32, nprobe: int | None, locality: Locality | None) -> list[
     if locality is None:
         return [BatchPart(rows, {})]
     local = locality.of_each(queries, nprobe)
+    if len(queries) == 1:
+        return [BatchPart(rows, _costs(locality, local))]
     nearest = nearest_nodes(local)
     if local[rows, nearest].mean() - local.mean(axis=0).max() < _WORTH:
         return [BatchPart(rows, _costs(locality, local))]
