@@ -230,7 +230,8 @@ class ClusterRouter:
         while not self._closed:
             with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
                 said = json.loads(await self._get("/v1/cluster/nodes", 1 << 20) or b"null")
-                if said:
+                # A node that has just begun knows of none.
+                if said and said["nodes"]:
                     self._set_nodes({node["name"]: node["url"] for node in said["nodes"]})
                 if said and self._by_locality and said["version"] != version:
                     encoded = await self._get(LOCALITY_PATH, MOST_BYTES)

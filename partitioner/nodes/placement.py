@@ -117,9 +117,7 @@ def split_sample(probes: I64 | None) -> tuple[I64 | None, I64 | None]:
 def foreseen(plan: NodePlan, held: I64 | None) -> NodePlan:
     """``plan`` with its fan-out and local share on ``held`` (q, p) probes, where any node that takes lists answers."""
     if held is None or not len(held):
-        return dataclasses.replace(
-            plan, fan_out=None, local_share=None, nearest_fan_out=None, nearest_local_share=None
-        )
+        return dataclasses.replace(plan, fan_out=None, local_share=None, nearest_fan_out=None, nearest_local_share=None)
     probes = held[:: -(-len(held) // _COUNTED)]
     nodes, scanned = plan.request.taking, np.where(probes >= 0, plan.list_bytes[probes], 0)
     on = matrix_of(plan.holders, plan.request.n_nodes)

@@ -6,8 +6,9 @@ nearest landmarks, so that their rows of the table, weighted, say about what par
 lists a query does probe is still found by the node that is asked: no answer depends on the table.
 
 Encoded, little-endian, without padding: a header of 44 bytes (magic ``HIXL``, format as uint32, version of the map as
-uint64, then landmarks m, dimensions d, nodes n, nlist and nprobe of the index, whether queries are brought to length 1 (0
-or 1), and bytes of the names as uint32), landmarks (m, d) float32, offsets (m,) float32, shares (m, n) float32, and the nodes' names in UTF-8, a line each.
+uint64, then landmarks m, dimensions d, nodes n, nlist and nprobe of the index, whether queries are brought to length 1
+(0 or 1), and bytes of the names as uint32), landmarks (m, d) float32, offsets (m,) float32, shares (m, n) float32, and
+the nodes' names in UTF-8, a line each.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LOCALITY_PATH = "/v1/cluster/locality"
 MOST_BYTES = 16 << 20
 #: Landmarks, as many as their vectors stay within these bytes.
 _MOST_LANDMARKS, _LANDMARK_BYTES = 256, 4 << 20
-#: Centroids that are read from the index at once.
-_AT_ONCE = 4096
+#: Lists that are looked at, of an index with more; and centroids that are read from it at once.
+_MOST_LISTS, _AT_ONCE = 1 << 15, 4096
 #: Of a query's nearest landmarks, over those that have as many lists as it probes: their weight falls by e for each of
 #: these, and the rest matter little.
 _NEAR, _MOST_NEAR = 4, 64
@@ -51,21 +52,25 @@ class Landmarks:
     offsets: F32
     #: Queries are brought to length 1 first.
     unit: bool
-    #: (nlist,) int64 landmark of each list; lists that a query probes that does not say it.
+    #: (s,) int64 lists that stand for all, and the landmark of each.
+    lists: I64
     of_list: I64
+    #: Of the index.
+    nlist: int
     nprobe: int
 
 
 def landmarks_of(index: IVFIndex) -> Landmarks | None:
     """None: the coarse quantizer does not give its centroids, or a transform of the index has no inverse.
 
-    Takes about nlist x m x d multiplications, for the m landmarks.
+    Takes about s x m x d multiplications, for s lists and m landmarks.
     """
     ivf, transforms = index.open_faiss(), peel(index.open_faiss_with_transforms())[0].transforms
     unit = bool(transforms) and type(transforms[0]).__name__ == "NormalizationTransform"
     m = max(1, min(index.nlist, _MOST_LANDMARKS, _LANDMARK_BYTES // (4 * max(index.dim, index.scan_dim))))
     # The same on every node.
-    chosen = np.sort(np.random.default_rng(0).permutation(index.nlist)[:m])
+    some = np.random.default_rng(0).permutation(index.nlist)
+    chosen, lists = np.sort(some[:m]), np.sort(some[:_MOST_LISTS])
     try:
         centroids = np.concatenate([centroids_of(ivf, int(each), 1) for each in chosen])
         vectors = undo_transforms(transforms[1:] if unit else transforms, centroids)
@@ -73,15 +78,24 @@ def landmarks_of(index: IVFIndex) -> Landmarks | None:
             return None
         by_product = index.metric == "ip"
         offsets = np.zeros(m, np.float32) if by_product else -(centroids**2).sum(axis=1, dtype=np.float32) / 2
-        of_list = np.empty(index.nlist, dtype=np.int64)
+        of_list = np.empty(len(lists), dtype=np.int64)
         for first in range(0, index.nlist, _AT_ONCE):
-            some = centroids_of(ivf, first, min(_AT_ONCE, index.nlist - first))
-            of_list[first : first + len(some)] = (some @ centroids.T + offsets).argmax(axis=1)
+            start, stop = np.searchsorted(lists, (first, first + _AT_ONCE))
+            near = centroids_of(ivf, first, min(_AT_ONCE, index.nlist - first))[lists[start:stop] - first]
+            of_list[start:stop] = (near @ centroids.T + offsets).argmax(axis=1)
     except RuntimeError:  # faiss's
         return None
     if not by_product:
         offsets = -(vectors**2).sum(axis=1, dtype=np.float32) / 2
-    return Landmarks(vectors=vectors, offsets=offsets, unit=unit, of_list=of_list, nprobe=index.nprobe)
+    return Landmarks(
+        vectors=vectors,
+        offsets=offsets,
+        unit=unit,
+        lists=lists,
+        of_list=of_list,
+        nlist=index.nlist,
+        nprobe=index.nprobe,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,7 +181,8 @@ def locality_of(landmarks: Landmarks, list_bytes: I64, map_: ClusterMap) -> Loca
     """The table of a map; ``list_bytes``: (nlist,) int64 that a scan reads of each list."""
     asked = [i for i, node in enumerate(map_.nodes) if node.serving]
     held = np.zeros((len(landmarks.vectors), len(asked) + 1))
-    of_nodes = np.stack([list_bytes] + [list_bytes * map_.held_by(i) for i in asked], axis=1)
+    nbytes, lists = list_bytes[landmarks.lists], landmarks.lists
+    of_nodes = np.stack([nbytes] + [nbytes * map_.held_by(i)[lists] for i in asked], axis=1)
     np.add.at(held, landmarks.of_list, of_nodes)
     shares = held[:, 1:] / np.maximum(held[:, :1], 1)
     return Locality(
@@ -176,7 +191,7 @@ def locality_of(landmarks: Landmarks, list_bytes: I64, map_: ClusterMap) -> Loca
         vectors=landmarks.vectors,
         offsets=landmarks.offsets,
         unit=landmarks.unit,
-        nlist=len(landmarks.of_list),
+        nlist=landmarks.nlist,
         nprobe=landmarks.nprobe,
         shares=shares.astype(np.float32),
     )

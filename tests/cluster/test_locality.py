@@ -144,8 +144,18 @@ def test_nodes_without_a_table_are_asked_as_before(cluster, one_machine, monkeyp
         monkeypatch.undo()
 
 
-def answer_instead(get, wrong):
+def answer_instead(get, wrong, instead_of=LOCALITY_PATH):
     async def found(router, path, most_bytes):
-        return wrong if path == LOCALITY_PATH else await get(router, path, most_bytes)
+        return wrong if path == instead_of else await get(router, path, most_bytes)
 
     return found
+
+
+def test_a_node_that_knows_of_no_other_takes_none_away(cluster, one_machine, monkeypatch):
+    """It has just begun."""
+    nothing = b'{"version": 0, "dim": 24, "nodes": []}'
+    monkeypatch.setattr(ClusterRouter, "_get", answer_instead(ClusterRouter._get, nothing, "/v1/cluster/nodes"))
+    queries = clustered(20, seed=16)
+    with router_of(cluster) as router:
+        wait_until(lambda: router.locality is not None)  # it has asked
+        assert same(router.search(queries, K, NPROBE), one_machine(queries))
