@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -102,7 +104,14 @@ def test_a_busy_node_is_asked_less(cluster, one_machine):
     with router_of(cluster) as router:
         wait_until(lambda: router.locality is not None)
         own = [query for query in queries if nearest(router.locality, query) == "node-1"]
-        found = [router.submit(query, K, NPROBE) for query in own]
+        for node in cluster.nodes:
+            os.kill(node.pid, signal.SIGSTOP)
+        try:
+            found = [router.submit(query, K, NPROBE) for query in own]
+            wait_until(lambda: sum(each["asked"] for each in router.status()) >= len(own))
+        finally:
+            for node in cluster.nodes:
+                os.kill(node.pid, signal.SIGCONT)
         for query, each in zip(own, found, strict=True):
             assert same(each.result(60), one_machine(query))
         counts = {each["name"]: each["asked"] for each in router.status()}
