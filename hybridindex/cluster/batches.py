@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridindex.partitioner.nodes.nearest import nearest_nodes, remote_cost
+from hybridindex.partitioner.nodes.nearest import nearest_nodes, remote_costs
 from hybridindex.router.remote.locality import Locality
 from hybridindex.service.searches import joined
 from hybridindex.types import F32, I64, SearchResult
@@ -35,7 +35,7 @@ def divide(queries: F32, nprobe: int | None, locality: Locality | None) -> list[
     rows = np.arange(len(queries))
     if locality is None:
         return [BatchPart(rows, {})]
-    local = locality.of_each(queries, nprobe)
+    local = locality.of(queries, nprobe)
     if len(queries) == 1:
         return [BatchPart(rows, _costs(locality, local))]
     nearest = nearest_nodes(local)
@@ -46,8 +46,7 @@ def divide(queries: F32, nprobe: int | None, locality: Locality | None) -> list[
 
 
 def _costs(locality: Locality, local: F32) -> dict[str, int]:
-    means = local.mean(axis=0).tolist()
-    return {name: remote_cost(mean) for name, mean in zip(locality.names, means, strict=True)}
+    return dict(zip(locality.names, remote_costs(local.mean(axis=0)).tolist(), strict=True))
 
 
 def put_together(parts: Sequence[BatchPart], found: Sequence[Future[SearchResult]]) -> Future[SearchResult]:
@@ -78,11 +77,6 @@ def put_together(parts: Sequence[BatchPart], found: Sequence[Future[SearchResult
 
 def _in_order(parts: Sequence[BatchPart], found: Sequence[SearchResult]) -> SearchResult:
     whole, order = joined(found), np.argsort(np.concatenate([part.rows for part in parts]))
-    return replace(
-        whole,
-        ids=whole.ids[order],
-        distances=whole.distances[order],
-        nprobe_used=whole.nprobe_used[order],
-        hit_rate=whole.hit_rate[order],
-        coverage=None if whole.coverage is None else whole.coverage[order],
-    )
+    arrays = ((each.name, getattr(whole, each.name)) for each in fields(SearchResult))
+    ordered: dict[str, Any] = {name: None if array is None else array[order] for name, array in arrays}
+    return SearchResult(**ordered)

@@ -199,6 +199,7 @@ class ClusterRouter:
         self._by_locality = by_locality
         #: Where lists are, as the nodes said last; None: they did not, and all nodes are equal.
         self.locality: Locality | None = None
+        self._known = threading.Event()
         self.hedges = HedgeBudget()
         self._searches: set[_Search] = set()
         self._peers: list[Peer] = []
@@ -229,26 +230,32 @@ class ClusterRouter:
         version = -1
         while not self._closed:
             with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
-                said = json.loads(await self._get("/v1/cluster/nodes", 1 << 20) or b"null")
-                # A node that has just begun knows of none.
-                if said and said["nodes"]:
+                said = json.loads(await self._get("/v1/cluster/nodes", 1 << 20))
+                if said["nodes"]:  # a node that has just begun knows of none
                     self._set_nodes({node["name"]: node["url"] for node in said["nodes"]})
-                if said and self._by_locality and said["version"] != version:
+                if self._by_locality and said["version"] != version:
                     encoded = await self._get(LOCALITY_PATH, MOST_BYTES)
                     self.locality = self._fitting(Locality.decode(encoded)) if encoded else None
                     version = said["version"]
+                self._known.set()
             await asyncio.sleep(_REFRESH_S)
 
     async def _get(self, path: str, most_bytes: int) -> bytes:
-        """What some node answers; empty: it refuses, or none is there. Raises TimeoutError."""
+        """What some node answers. Raises TimeoutError, UnreachableError: none did; HybridIndexError: it refuses."""
         peer = self.choose(set())
         if peer is None:
-            return b""
+            raise UnreachableError("no node of the cluster answers")
         told: asyncio.Future[bytes] = self.loop.create_future()
 
-        def answered(status: int, body: bytes, _error: Exception | None) -> None:
-            if not told.done():
-                told.set_result(body if status == 200 else b"")
+        def answered(status: int, body: bytes, error: Exception | None) -> None:
+            if told.done():
+                return
+            if error is not None:
+                told.set_exception(UnreachableError(f"no answer to {path}: {error}"))
+            elif (refusal := error_of(status, {}, body)) is not None:
+                told.set_exception(refusal)
+            else:
+                told.set_result(body)
 
         exchange = Exchange(answered, most_bytes)
         peer.get(path, exchange)
@@ -476,6 +483,11 @@ class ClusterRouter:
             lines="".join(f"{name}: {value}\r\n" for name, value in more.items()),
             limit_s=max(_AGAIN_S, ends_s - time.monotonic()),
         )
+
+    def wait_until_known(self, timeout_s: float = 5.0) -> bool:
+        """Waits until nodes have said who they are and where lists are; whether they did in time. Searches before that
+        go to any node."""
+        return self._known.wait(timeout_s)
 
     def status(self) -> list[dict[str, Any]]:
         """Of each node: its state, and what it was asked."""

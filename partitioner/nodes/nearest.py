@@ -8,16 +8,16 @@ import numpy as np
 
 from hybridindex.types import F32, F64, I64
 
-__all__ = ["LOCAL_WORTH", "nearest_nodes", "remote_cost"]
+__all__ = ["LOCAL_WORTH", "nearest_nodes", "remote_costs"]
 
 #: Searches that a node which holds all that a query probes may have under way beyond those of one that holds none.
 LOCAL_WORTH: Final = 4
 
 
-def remote_cost(local_share: float) -> int:
-    """What it costs that a node holds a part of what a query probes, in searches under way. Nodes that hold nearly as
-    much cost the same, and share the work."""
-    return round(LOCAL_WORTH * (1 - local_share))
+def remote_costs(local: F32 | F64) -> I64:
+    """What it costs that nodes hold parts ``local`` of what queries probe, in searches under way: int64 of that shape.
+    Nodes that hold nearly as much cost the same, and share the work."""
+    return np.rint(LOCAL_WORTH * (1 - local)).astype(np.int64)
 
 
 def nearest_nodes(local: F32 | F64) -> I64:
@@ -28,7 +28,6 @@ def nearest_nodes(local: F32 | F64) -> I64:
             asked in its turn.
     """
     n, n_nodes = local.shape
-    costs = np.rint(LOCAL_WORTH * (1 - local)).astype(np.int64)
     places = (np.arange(n_nodes) - np.arange(n)[:, None]) % n_nodes
-    found: I64 = (costs * n_nodes + places).argmin(axis=1)
+    found: I64 = (remote_costs(local) * n_nodes + places).argmin(axis=1)
     return found

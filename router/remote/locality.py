@@ -116,11 +116,7 @@ class Locality:
     #: (m, n) float32 part of the bytes of each landmark's lists on each node.
     shares: F32
 
-    def of(self, queries: F32, nprobe: int | None = None) -> dict[str, float]:
-        """As :meth:`of_each`, by the names of the nodes: in the mean of all queries."""
-        return dict(zip(self.names, self.of_each(queries, nprobe).mean(axis=0).tolist(), strict=True))
-
-    def of_each(self, queries: F32, nprobe: int | None = None) -> F32:
+    def of(self, queries: F32, nprobe: int | None = None) -> F32:
         """(n, n_nodes) float32: what part of the work of each of (n, d) ``queries`` each node can do alone, about.
 
         ``nprobe``: None: the index's.

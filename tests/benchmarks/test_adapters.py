@@ -23,7 +23,7 @@ def framework(module, variable=None):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed; make test-ecosystem does")
     elif variable not in os.environ:
-        pytest.skip(f"no package index has it: {variable} has to name a checkout")
+        pytest.skip(f"no package index has it: {variable} has to name a checkout whose requirements are installed")
     else:
         sys.path.insert(0, os.environ[variable])
     importlib.import_module(module)

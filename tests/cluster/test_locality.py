@@ -12,6 +12,7 @@ import pytest
 from hybridindex.api import Index
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
+from hybridindex.errors import ServiceError
 from hybridindex.router import Router
 from hybridindex.router.remote.locality import LOCALITY_PATH, Locality
 from hybridindex.service.auth import new_key
@@ -64,8 +65,7 @@ def fan_out(it, router, one_machine):
 
 
 def nearest(locality, query):
-    parts = locality.of(query[None], NPROBE)
-    return max(parts, key=parts.get)
+    return locality.names[locality.of(query[None], NPROBE)[0].argmax()]
 
 
 def table_of(node, key=KEY):
@@ -79,7 +79,7 @@ def test_fewer_nodes_are_asked(cluster, one_machine):
         anywhere = fan_out(cluster, router, one_machine)
         assert router.locality is None
     with router_of(cluster) as router:
-        wait_until(lambda: router.locality is not None)
+        assert router.wait_until_known(60.0)
         chosen = fan_out(cluster, router, one_machine)
     assert anywhere == pytest.approx(planned.fan_out, rel=0.25)
     assert chosen == pytest.approx(planned.nearest_fan_out, rel=0.35)
@@ -89,11 +89,11 @@ def test_fewer_nodes_are_asked(cluster, one_machine):
 def test_lists_that_move_are_followed(cluster, one_machine):
     queries = clustered(N_QUERIES, seed=12)
     with router_of(cluster) as router:
-        wait_until(lambda: router.locality is not None)
+        assert router.wait_until_known(60.0)
         version = router.locality.version
         cluster.manager.drain("node-0")
         wait_until(lambda: router.locality.version > version)
-        assert router.locality.of(queries)["node-0"] == 0
+        assert dict(zip(router.locality.names, router.locality.of(queries).T, strict=True))["node-0"].max() == 0
         assert same(router.search(queries, K, NPROBE), one_machine(queries))
         assert cluster.manager.status()["map_version"] == router.locality.version
 
@@ -102,7 +102,7 @@ def test_a_busy_node_is_asked_less(cluster, one_machine):
     """All queries are near to the lists of one node: many at once go to others, too."""
     queries = clustered(400, seed=13)
     with router_of(cluster) as router:
-        wait_until(lambda: router.locality is not None)
+        assert router.wait_until_known(60.0)
         own = [query for query in queries if nearest(router.locality, query) == "node-1"]
         for node in cluster.nodes:
             os.kill(node.pid, signal.SIGSTOP)
@@ -124,7 +124,8 @@ def test_a_batch_is_divided_between_the_nodes_that_its_queries_are_near_to(clust
     elsewhere = {}
     for by_locality in (False, True):
         with router_of(cluster, by_locality=by_locality) as router:
-            wait_until(lambda router=router, wanted=by_locality: (router.locality is not None) == wanted)
+            assert router.wait_until_known(60.0)
+            assert (router.locality is not None) == by_locality
             before = bytes_of_others(cluster)
             assert same(router.search(queries, K, NPROBE), one_machine(queries))
             elsewhere[by_locality] = bytes_of_others(cluster) - before
@@ -142,20 +143,40 @@ def test_the_table_is_for_whoever_may_search(cluster):
     refused.value.close()
 
 
-def test_nodes_without_a_table_are_asked_as_before(cluster, one_machine, monkeypatch):
-    queries = clustered(20, seed=14)
-    for wrong in (b"", b"HIXL", b"no table"):
-        monkeypatch.setattr(ClusterRouter, "_get", answer_instead(ClusterRouter._get, wrong))
-        with router_of(cluster) as router:
-            wait_until(lambda: all(peer.n_asked for peer in router._peers) or not router.search(queries[:1], K, NPROBE))
-            assert router.locality is None
-            assert same(router.search(queries, K, NPROBE), one_machine(queries))
-        monkeypatch.undo()
+@pytest.mark.parametrize(("wrong", "known"), [(b"", True), (b"HIXL", False), (b"no table", False)])
+def test_nodes_without_a_table_are_asked_as_before(cluster, one_machine, monkeypatch, wrong, known):
+    queries, asked = clustered(20, seed=14), []
+    monkeypatch.setattr(ClusterRouter, "_get", answer_instead(ClusterRouter._get, wrong, asked=asked))
+    with router_of(cluster) as router:
+        wait_until(lambda: asked)
+        assert router.wait_until_known(1.0) == known
+        assert router.locality is None
+        assert same(router.search(queries, K, NPROBE), one_machine(queries))
 
 
-def answer_instead(get, wrong, instead_of=LOCALITY_PATH):
+def test_what_a_node_refuses_once_is_asked_again(cluster, monkeypatch):
+    get, refused = ClusterRouter._get, []
+
     async def found(router, path, most_bytes):
-        return wrong if path == instead_of else await get(router, path, most_bytes)
+        if path == LOCALITY_PATH and not refused:
+            refused.append(path)
+            raise ServiceError("too busy")
+        return await get(router, path, most_bytes)
+
+    monkeypatch.setattr(ClusterRouter, "_get", found)
+    with router_of(cluster) as router:
+        assert router.wait_until_known(20.0)
+        assert router.locality is not None
+        assert refused
+
+
+def answer_instead(get, wrong, instead_of=LOCALITY_PATH, asked=None):
+    async def found(router, path, most_bytes):
+        if path != instead_of:
+            return await get(router, path, most_bytes)
+        if asked is not None:
+            asked.append(path)
+        return wrong
 
     return found
 
@@ -166,5 +187,5 @@ def test_a_node_that_knows_of_no_other_takes_none_away(cluster, one_machine, mon
     monkeypatch.setattr(ClusterRouter, "_get", answer_instead(ClusterRouter._get, nothing, "/v1/cluster/nodes"))
     queries = clustered(20, seed=16)
     with router_of(cluster) as router:
-        wait_until(lambda: router.locality is not None)  # it has asked
+        assert router.wait_until_known(60.0)
         assert same(router.search(queries, K, NPROBE), one_machine(queries))

@@ -107,8 +107,7 @@ class Nodes:
         """One that knows where lists are, where it is to choose by that."""
         urls = {name: process.url for name, process in self.processes.items()}
         router = ClusterRouter(urls, dim=self.workload.dim, key=self._key, by_locality=by_locality, **options)
-        if by_locality:
-            until(lambda: router.locality is not None, 60.0)
+        router.wait_until_known(60.0)
         return router
 
     def compact(self, name: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.partitioner.nodes.cover import NOBODY, choose_nodes
-from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH
+from hybridindex.partitioner.nodes.nearest import remote_costs
 from hybridindex.partitioner.nodes.node_plan import NodePlan, mask_of, matrix_of
 from hybridindex.types import F64, I64
 
@@ -60,7 +60,7 @@ def entries_of(probes: I64, plan: NodePlan) -> I64:
     on = matrix_of(plan.holders, plan.request.n_nodes)
     nbytes = np.where(probes >= 0, plan.list_bytes[probes], 0)
     local = np.einsum("np,npm->nm", nbytes, on[probes]) / np.maximum(nbytes.sum(axis=1, keepdims=True), 1)
-    costs = np.rint(LOCAL_WORTH * (1 - local))
+    costs = remote_costs(local).astype(np.float64)
     costs[:, np.setdiff1d(np.arange(plan.request.n_nodes), plan.request.taking)] = np.inf
     n_open, left = np.zeros(plan.request.n_nodes), 1 - 1 / (_UNDER_WAY * plan.request.n_nodes)
     entries = np.empty(len(probes), dtype=np.int64)

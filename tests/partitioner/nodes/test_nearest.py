@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH, nearest_nodes, remote_cost
+from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH, nearest_nodes, remote_costs
 from hybridindex.partitioner.nodes.placement import place_lists
 from tests.partitioner.nodes.test_placement import SAMPLE, SIZES, WORK, answered_by, check, log, request
 
 
 def test_the_cost_of_what_is_elsewhere_grows_in_steps():
-    assert [remote_cost(part) for part in (1.0, 0.95, 0.5, 0.0)] == [0, 0, LOCAL_WORTH // 2, LOCAL_WORTH]
+    assert remote_costs(np.array([1.0, 0.95, 0.5, 0.0])).tolist() == [0, 0, LOCAL_WORTH // 2, LOCAL_WORTH]
 
 
 def test_the_node_that_holds_most_is_asked_and_equal_ones_in_turn():

@@ -230,6 +230,7 @@ def register(app: typer.Typer) -> None:
         allowed = None if allow_ids is None else load_ids(allow_ids, "--allow-ids")
         denied = None if deny_ids is None else load_ids(deny_ids, "--deny-ids")
         with connect(index, address=address, key=key, ca=ca, folder=state) as cluster, cluster.router() as router:
+            router.wait_until_known()
             found = router.search(
                 asked, k, nprobe, allow_partial=allow_partial, allow_ids=allowed, deny_ids=denied, where=where
             )
