@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
 from hybridindex.config import MAX_K
+from hybridindex.index.source import MAX_DIM
 from hybridindex.router.remote.scan_codec import AskedScan, decode_asked, encode_found
 from hybridindex.service.changes.members import Members
 from hybridindex.service.http.bodies import hold
@@ -15,6 +18,7 @@ from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.intake.request_memory import Charge
 from hybridindex.service.serving import Serving
+from hybridindex.types import SearchResult
 
 __all__ = ["Scans", "other_generation"]
 
@@ -22,6 +26,9 @@ __all__ = ["Scans", "other_generation"]
 _MOST_ROWS, _MOST_WIDTH, _MOST_OPTIONS = 1 << 16, 1 << 20, 16
 #: Scans of no more work are made on the event loop where the engine is idle: handing them over takes as long.
 _SMALL_BYTES = 2 << 20
+#: Scans of no more work, about a millisecond, too, unless scans have had half of the loop's time: where many come, the
+#: engine makes one batch of them.
+_SHORT_BYTES = 16 << 20
 #: Bytes of arrays whose filters are unpacked on the event loop.
 _SMALL_BODY = 1 << 13
 _OPTIONS = {"of", "n", "d", "w", "k", "f"}
@@ -32,6 +39,8 @@ class Scans:
 
     def __init__(self, members: Members) -> None:
         self._members = members
+        #: From when on the loop has time for another short scan, as of :func:`time.perf_counter`.
+        self._free_from_s = 0.0
 
     def _serving(self, of: str | None) -> Serving:
         """Raises ProblemError: the generation is not open here."""
@@ -54,28 +63,30 @@ class Scans:
             ProblemError: it is of another generation. BodyError, InvalidInputError: it is no scan. OverloadedError:
                 there is no memory. Later: InvalidInputError: of filters; NotHeldError: lists are not here.
         """
-        given = dict(parse_qsl(options, keep_blank_values=True, max_num_fields=_MOST_OPTIONS))
-        if unknown := given.keys() - _OPTIONS:  # of a newer version: what it means must not be left out
-            raise BodyError(min(unknown)[:20], "is no option of a scan; expected of, n, d, w, k and f")
-        of = given.get("of")
+        of, n, d, w, k, n_filters = _numbers(options)
         serving = self._serving(of)
         index = serving.index.ivf
-        n, w = _count(given, "n", _MOST_ROWS), _count(given, "w", _MOST_WIDTH)
-        # A client's k is bounded where it asks; deleted rows need places beside it.
-        d, k = _count(given, "d", index.scan_dim), _count(given, "k", MAX_K)
         if d != index.scan_dim:
             raise BodyError("d", f"is {d}; expected {index.scan_dim}")
-        n_filters = _count(given, "f", n) if "f" in given else 0
         nbytes = 2 * len(body) + 12 * n * (k + w)
         hold(charge, nbytes)
         asked = decode_asked(body, n=n, d=d, w=w, n_filters=n_filters, index=index)
         if asked.filters is not None:
             hold(charge, nbytes + asked.filters.nbytes)
-        elif int(index.list_bytes[asked.probes[asked.probes >= 0]].sum()) <= _SMALL_BYTES:
-            found = serving.router.scan_directly(asked.queries, k, asked.given())
-            if found is not None:
-                return encode_found(found.distances, found.ids)
+        elif (found := self._at_once(serving, asked, k)) is not None:
+            return encode_found(found.distances, found.ids)
         return self._later(of, asked, k, on_thread=asked.filters is not None and len(body) > _SMALL_BODY)
+
+    def _at_once(self, serving: Serving, asked: AskedScan, k: int) -> SearchResult | None:
+        """Scans on the event loop. None: the scan is not short, or the engine or the loop has other work."""
+        nbytes = int(serving.index.ivf.list_bytes[asked.probes[asked.probes >= 0]].sum())
+        began_s = time.perf_counter()
+        if nbytes > (_SMALL_BYTES if began_s < self._free_from_s else _SHORT_BYTES):
+            return None
+        found = serving.router.scan_directly(asked.queries, k, asked.given())
+        ended_s = time.perf_counter()
+        self._free_from_s = ended_s + (ended_s - began_s)
+        return found
 
     async def _later(self, of: str | None, asked: AskedScan, k: int, *, on_thread: bool) -> bytes:
         """``on_thread``: its filters take long to unpack."""
@@ -87,6 +98,22 @@ class Scans:
 
 def other_generation(detail: str) -> ProblemError:
     return ProblemError(Problem(409, "other-generation", "Another generation of the index", detail))
+
+
+@lru_cache(maxsize=256)
+def _numbers(options: str) -> tuple[str | None, int, int, int, int, int]:
+    """``of``, ``n``, ``d``, ``w``, ``k`` and ``f``, 0 where there is none; most scans of a node have the same few.
+
+    Raises:
+        BodyError: one is wrong.
+    """
+    given = dict(parse_qsl(options, keep_blank_values=True, max_num_fields=_MOST_OPTIONS))
+    if unknown := given.keys() - _OPTIONS:  # of a newer version: what it means must not be left out
+        raise BodyError(min(unknown)[:20], "is no option of a scan; expected of, n, d, w, k and f")
+    n, w = _count(given, "n", _MOST_ROWS), _count(given, "w", _MOST_WIDTH)
+    # A client's k is bounded where it asks; deleted rows need places beside it.
+    d, k = _count(given, "d", MAX_DIM), _count(given, "k", MAX_K)
+    return given.get("of"), n, d, w, k, _count(given, "f", n) if "f" in given else 0
 
 
 def _count(options: Mapping[str, str], name: str, most: int) -> int:
