@@ -58,6 +58,10 @@ class ClusterOptions:
         float | None,
         typer.Option(help="Engine time per scan asked of a node, on either side.", rich_help_panel=_CLUSTER),
     ] = None
+    request_us: Annotated[
+        float | None,
+        typer.Option(help="Engine time per request of a client over HTTP.", rich_help_panel=_CLUSTER),
+    ] = None
 
     def counts(self) -> tuple[int, ...]:
         """Numbers of nodes, as they were given."""
@@ -81,6 +85,9 @@ class ClusterOptions:
         if self.message_us is not None:
             check_number("--message-us", self.message_us, least=0.0)
             given = replace(given, ask_s=self.message_us / 1e6, serve_s=self.message_us / 1e6)
+        if self.request_us is not None:
+            check_number("--request-us", self.request_us, least=0.0)
+            given = replace(given, request_s=self.request_us / 1e6)
         return given
 
 
@@ -142,8 +149,8 @@ def show_scale_out(
         f"{readable_bytes(inputs.budget_bytes)} of them on each of {inputs.n_devices} devices; each list is on "
         f"{inputs.replicas} nodes; no node fails, and none is slower than others",
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
-        f"engine loses {network.ask_s * 1e6:.3g} us for each node that a batch asks, and {network.serve_s * 1e6:.3g} "
-        "us for each scan that it is asked",
+        f"engine loses {network.request_s * 1e6:.3g} us for each request of a client, {network.ask_s * 1e6:.3g} us for "
+        f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked",
         f"assumed: {asked.load_words}; {_CHOICES[cluster.by_locality]}",
     ]
     with CliProgress(quiet=as_json) as progress:

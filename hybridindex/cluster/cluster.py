@@ -32,7 +32,7 @@ from hybridindex.cluster.ray_actors import (
 from hybridindex.cluster.reach import OPTIONS_FILE, folder_of, kept_ca
 from hybridindex.cluster.returning import MACHINES_FILE, keep_machines
 from hybridindex.cluster.router import ClusterRouter
-from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry
+from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, hold_state
 from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
@@ -51,6 +51,8 @@ __all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
 _THREADS = 8
 #: For an actor to come, and for a node to end.
 _START_S, _END_S = 180.0, 60.0
+#: For a manager that was ended to let go of its state.
+_GONE_S = 5.0
 _POLL_S = 0.2
 #: In the cluster's folder from its start to its end.
 _WHILE_STARTED = (STATE_FILE, MACHINES_FILE)
@@ -125,7 +127,8 @@ def start(
         folder: for the state; default within the index directory.
 
     Raises:
-        InvalidInputError, UnsupportedIndexError: the plan cannot be made, the index is no index, or a cluster runs.
+        InvalidInputError, UnsupportedIndexError: the plan cannot be made, or the index is no index. ServiceError: a
+        cluster of it runs, on this Ray or another one.
         MissingDependencyError, UnreachableError, ServiceError: Ray or a node does not start; what was started is ended.
     """
     tell = progress or (lambda _words, _done, _total: None)
@@ -152,7 +155,7 @@ def start(
         cluster = Cluster(path, name, state, ray)
         if cluster.runs():
             raise ServiceError(f"a cluster of {path} runs already; stop it first: hybridindex cluster stop {path}")
-        filesystem.make_folder(state, parents=True, exist_ok=True)
+        hold_state(state, timeout_s=_GONE_S).close()  # whether another Ray has a manager of it
         # A request that was changed, and nodes that are gone, begin anew; shares on disk are used again.
         _forget(state)
         try:

@@ -25,14 +25,8 @@ from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.nodes.taking import Taking, close_left, drop_spare, side_by_side, wait_until_seen
 from hybridindex.cluster.nodes.watch import LOOK_S, Watch
 from hybridindex.cluster.reports import describe_plan, describe_state, problem_of
-from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
-from hybridindex.errors import (
-    BuildError,
-    HybridIndexError,
-    InvalidInputError,
-    ServiceError,
-    UnreachableError,
-)
+from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, hold_state, read_state, write_state
+from hybridindex.errors import BuildError, HybridIndexError, InvalidInputError, ServiceError, UnreachableError
 from hybridindex.index import read_manifest
 from hybridindex.partitioner.nodes.drift import judge_drift
 from hybridindex.partitioner.nodes.moves import moves, repair
@@ -51,6 +45,8 @@ _NEWER_S, _NEWER_AGAIN_S = 1.0, 10.0
 #: For nodes that are new to answer; for a change that takes a moment to end; and for a node to let another generation
 #: of the index serve.
 _START_S, _MOMENT_S, _SWITCH_S = 120.0, 5.0, 10.0
+#: For a manager before to be gone: a file system of another machine keeps its lock for a while.
+_HELD_S = 120.0
 
 #: Told bytes that were copied so far, and of how many.
 Progress = Callable[[int, int], None]
@@ -77,9 +73,10 @@ class Manager:
             key: of nodes, with the role admin.
 
         Raises:
-            HybridIndexError: the state or the index cannot be read.
+            HybridIndexError: the state or the index cannot be read. ServiceError: another manager has the state.
         """
         self._folder, self._key, self._tls = folder, key, tls
+        self._held = hold_state(folder, timeout_s=_HELD_S)
         kept = read_state(folder)
         self._state = kept or ClusterState(cluster=cluster, index=str(index), request=request)
         #: Of the generation of the map; of the current one while there is no map, or where that one was removed.
@@ -598,3 +595,4 @@ class Manager:
             node.stop(wait=False)
         for node in self._nodes.values():
             node.stop(wait=True)
+        self._held.close()

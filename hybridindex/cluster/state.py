@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import Timeout
+
 from hybridindex import filesystem
 from hybridindex.config import check_one_of, check_whole
-from hybridindex.errors import CorruptIndexError, FileError, InvalidInputError, MissingFileError, cannot_read
+from hybridindex.errors import (
+    CorruptIndexError,
+    FileError,
+    InvalidInputError,
+    MissingFileError,
+    ServiceError,
+    cannot_read,
+)
+from hybridindex.processes import KeptLock
 from hybridindex.router.remote.cluster_map import MAX_NODES, ClusterMap
 
-__all__ = ["STATE_FILE", "ClusterRequest", "ClusterState", "NodeEntry", "read_state", "write_state"]
+__all__ = ["STATE_FILE", "ClusterRequest", "ClusterState", "NodeEntry", "hold_state", "read_state", "write_state"]
 
 STATE_FILE = "cluster.json"
+_LOCK_FILE = "manager.lock"
 _FORMAT = 1
+#: Between two tries to take the lock.
+_TRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +88,26 @@ class ClusterState:
     map: ClusterMap | None = field(default=None, compare=False)
 
 
+def hold_state(folder: Path, *, timeout_s: float) -> ExitStack:
+    """Makes the caller the one manager of a state, until what is returned is closed, or its process ends.
+
+    Raises:
+        ServiceError: another one has been it for ``timeout_s``.
+    """
+    filesystem.make_folder(folder, parents=True, exist_ok=True)
+    held, ends_s = ExitStack(), time.monotonic() + timeout_s
+    while True:
+        try:
+            held.enter_context(KeptLock(folder / _LOCK_FILE, timeout_s=0))
+        except Timeout:
+            if time.monotonic() >= ends_s:
+                words = "a manager of this cluster runs, maybe on another Ray: stop it there, or name another folder"
+                raise ServiceError(f"{folder / _LOCK_FILE} is held: {words} for the state (--state DIR)") from None
+            time.sleep(_TRY_S)
+        else:
+            return held
+
+
 def write_state(folder: Path, state: ClusterState) -> None:
     """Replaces the file as a whole. Raises FileError."""
     data = {
@@ -83,7 +118,6 @@ def write_state(folder: Path, state: ClusterState) -> None:
         "nodes": [asdict(node) for node in state.nodes],
         "map": None if state.map is None else json.loads(state.map.to_json()),
     }
-    filesystem.make_folder(folder, parents=True, exist_ok=True)
     filesystem.replace_file(folder / STATE_FILE, json.dumps(data, indent=1), permissions=0o600)
 
 

@@ -121,6 +121,7 @@ class Service(OfOneProcess):
         path = first.written
         served = None if path == first.index.path else self._served_manifest
         self.rows = RowWriter(path, allowed=config.write, durability=config.durability, served=served)
+        self.rows.memory_bytes = config.node.memory_bytes
         self.documents = DocumentWriter(path, self.rows, config.documents, most=config.limits.max_rows)
         self.generations.on_generation.append(self.rows.follow)
         self._reloading = threading.Lock()

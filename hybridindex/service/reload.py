@@ -391,8 +391,13 @@ class Generations:
         """For a generation that serves on the host since it took the place of ``before``."""
         if not self.config.router.devices or self._stopping():
             return
-        # An update of the plan may have ended since.
-        self._open_devices(self._carried_over(before) if first.choice.origin == "carried over" else first.choice)
+        # The plan may have changed since.
+        choice = first.choice
+        if choice.origin == "carried over":
+            choice = self._carried_over(before)
+        elif choice.instead_of is not None and choice.instead_of is not before.router.plan:
+            choice = self._made_anew(first.index, before) or choice
+        self._open_devices(choice)
 
     def _note_devices(self, error: HybridIndexError) -> None:
         now = self._current
@@ -416,17 +421,24 @@ class Generations:
             return choice if of_codes else self._carried_over(before)
         if choice.pending or choice.plan is not None or current is None or not n_devices or self._resumed == "none":
             return choice
+        return self._made_anew(index, before) or choice
+
+    def _made_anew(self, index: Index, before: Serving) -> PlanChoice | None:
+        """A plan for what the one in force was asked for; None: it cannot be made."""
+        current = before.router.plan
+        if current is None:
+            return None
         try:
             view = view_to_plan(index.ivf, self._store, precision_asked(self.config.router))
-            devices = devices_of(view, n_devices, self.config.router.device_budget_bytes)
+            devices = devices_of(view, len(self.config.router.devices), self.config.router.device_budget_bytes)
             profile, request = request_other_content(view, self._store, current.request, devices)
             with self._planning.of(view) as planner:
                 made = planner.solve(profile, request, None)
         except (ProfileError, InvalidInputError, PlanningError) as error:
             _log.info("the new generation has no plan, and none was made: %s", error)
-            return choice
+            return None
         made, plan_id = save_plan(self._store, made)
-        return PlanChoice(plan=made, plan_id=plan_id, origin="made anew")
+        return PlanChoice(plan=made, plan_id=plan_id, origin="made anew", instead_of=current)
 
     def _carried_over(self, before: Serving) -> PlanChoice:
         plan, plan_id = before.router.plan, before.plan_id

@@ -138,6 +138,8 @@ class PlanChoice:
     plan: Plan | None = None
     plan_id: int | None = None
     origin: Literal["none", "stored", "carried over", "made anew"] = "none"
+    #: Where it was made anew: the plan of another generation whose request it keeps.
+    instead_of: Plan | None = None
     #: Why there is none.
     note: str = ""
     #: The store could not be asked.

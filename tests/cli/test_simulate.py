@@ -139,7 +139,7 @@ def test_clusters_are_compared_and_the_knee_is_explained(cli, index):
     shown = cli(*words, "--node-replicas", 1).out
     assert "nodes 1: " in shown
     assert "The next node still pays at 4 nodes" in shown
-    assert "mostly by messages and merging" in shown
+    assert "mostly by requests, messages and merging" in shown
     assert "short: at the highest rates of 2, 4 nodes" in shown
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import hybridindex.cluster as hc
 from hybridindex.cluster import NodeOptions, ray_actors
 from hybridindex.cluster.local_ray import read_local, stop_local
-from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, read_state, write_state
+from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, hold_state, read_state, write_state
 from hybridindex.errors import CorruptIndexError, InvalidInputError, ServiceError
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
 from hybridindex.router.remote.scan_codec import decode_found, decode_scan, encode_found, encode_scan
@@ -182,3 +183,19 @@ def test_a_ray_without_the_cluster_is_named():
 
     with pytest.raises(ServiceError, match=r"no cluster idx-1 runs on the Ray at 10\.0\.0\.5:6379"):
         ray_actors.manager_of(Stranger(), "idx-1")
+
+
+def test_a_state_has_one_manager(tmp_path):
+    folder = tmp_path / "state"
+    refused = pytest.raises(ServiceError, match=r"manager.lock is held: a manager of this cluster runs")
+    with hold_state(folder, timeout_s=0), refused:
+        hold_state(folder, timeout_s=0.3)
+    hold_state(folder, timeout_s=0).close()
+
+
+def test_a_manager_waits_for_the_one_before_to_be_gone(tmp_path):
+    before = hold_state(tmp_path, timeout_s=0)
+    ending = threading.Timer(0.3, before.close)
+    ending.start()
+    hold_state(tmp_path, timeout_s=30).close()
+    ending.join()

@@ -23,6 +23,7 @@ from hybridindex.service.observe.events import DeviceWatch
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.service.observe.series import Series
 from hybridindex.service.searches import SearchRequest
+from hybridindex.service.serving import ServedIndex, close_serving
 from hybridindex.service.status import status_of
 from hybridindex.tiers.paged.arena import PageArena
 from tests.clustered import clustered
@@ -159,6 +160,25 @@ def test_a_profile_of_the_new_content_is_planned_from_as_before(service, index_p
     after = service.router.plan.request
     assert (after.slo_ms, after.budgets, after.coverage) == (before.slo_ms, before.budgets, before.coverage)
     assert service.history()["applied"][-1]["plan_id"] == 2
+
+
+def test_a_plan_that_was_applied_while_another_generation_opened_is_what_that_one_is_planned_for(service, index_path):
+    """As nodes of a cluster go on: what serves may get another plan until the next generation takes its place."""
+    replace(index_path)
+    with hx.open(index_path) as index:
+        index.profile(clustered(300, seed=2), 6, max_seconds=0.1)
+    generations = service.generations
+    beside = generations.open_beside(ServedIndex(hx.open(index_path).ivf))
+    assert beside.choice.origin == "made anew"
+    service.repartition(apply=True, coverage=0.6)
+    old = generations.serve_beside(beside)
+    try:
+        generations.retire_for_others(old, lambda _heir: None)
+        assert service.router.plan.request.coverage == pytest.approx(0.6)
+        assert service.generations.current.generation == 2
+        assert service.history()["applied"][-1]["plan_id"] == service.plan()["plan_id"]
+    finally:
+        close_serving(old)
 
 
 def test_without_a_plan_the_host_serves_until_there_is_one(service, index_path, queries):

@@ -153,6 +153,7 @@ def _measure(
             for nprobe in (workload.nprobe, 8 * workload.nprobe):
                 rows += _sides(nprobe, key, (plain, full, empty), here, router, queries, repeats)
             processor = _processor(here, router, pid, workload.nprobe, queries, repeats)
+            request = _request(here, _searcher(full, key, workload.nprobe), pid, workload.nprobe, queries, repeats)
         finally:
             router.close()
             remote.close()
@@ -172,7 +173,32 @@ def _measure(
         [(r["queries"], r["searches"], r["messages_us"], "..".join(f"{v:.0f}" for v in r["messages_range_us"]))
          for r in processor],
     )  # fmt: skip
-    return {"rows": rows, "processor": processor, "repeats": repeats}
+    show(
+        "processor time of a node for a search over HTTP of lists that it holds, beyond that of the search",
+        ("searches", "us", "range"),
+        [(request["searches"], request["request_us"], "..".join(f"{v:.0f}" for v in request["request_range_us"]))],
+    )
+    return {"rows": rows, "processor": processor, "request": request, "repeats": repeats}
+
+
+def _request(
+    here: Router, search: Callable[[bytes], bytes], node: int, nprobe: int, queries: F32, repeats: int
+) -> dict[str, Any]:
+    """Processor time of a node for a search of one query over HTTP, beyond that of the same search in this process.
+    ``node``: id of its process."""
+    calls, beyond = 8 * repeats, []
+    bodies, singles = [query.tobytes() for query in queries], [query[None] for query in queries]
+    for _ in range(5):
+        its = _spent_s(node)
+        for i in range(calls):
+            search(bodies[i % len(bodies)])
+        its, own = _spent_s(node) - its, time.process_time()
+        for i in range(calls):
+            here.search(singles[i % len(singles)], _K, nprobe)
+        beyond.append(1e6 * (its - (time.process_time() - own)) / calls)
+    return {
+        "searches": calls, "request_us": float(np.median(beyond)), "request_range_us": [min(beyond), max(beyond)]
+    }  # fmt: skip
 
 
 def _processor(here: Router, there: Router, node: int, nprobe: int, queries: F32, repeats: int) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ _MAINTENANCE_SHARE, _LOOK_S = 0.25, 0.5
 #: A failed compaction is tried again after so long.
 _RETRY_S = 60.0
 #: Rows that came since the lists were written may take so much memory while these are being written anew: so many times
-#: the generation's bytes, or so many bytes.
+#: the generation's bytes, or so many bytes, whichever is more.
 _MOST_TIMES, _MOST_BYTES = 1.0, 1 << 30
 
 
@@ -77,6 +77,8 @@ class IndexWriter:
         #: Whether maintenance compacts a generation, and what is said where that has to be done otherwise.
         self.compacts: Callable[[IVFIndex], bool] = lambda _index: True
         self.cure = "compact it (hybridindex compact)"
+        #: Bytes of such rows that are enough, where the lists have more; None: as many as they have.
+        self.most_bytes: int | None = None
         self.compactions = 0
         #: Why the last one failed; empty: it did not.
         self.problem = ""
@@ -190,7 +192,8 @@ class IndexWriter:
 
     def _refuse_while_full(self) -> None:
         index = self._newest
-        most = max(_MOST_BYTES, _MOST_TIMES * index.count * index.code_size)
+        most = _MOST_TIMES * index.count * index.code_size
+        most = max(_MOST_BYTES, most if self.most_bytes is None else min(most, self.most_bytes))
         if index.live.added.nbytes > most:
             wait_s = 5.0
             raise BusyWritingError(

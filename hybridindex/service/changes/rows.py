@@ -91,6 +91,9 @@ class RowWriter:
         self._path = path
         self._served = served
         self.allowed = allowed
+        #: That lists may take on a node; rows that came, which every node has in memory, may take a quarter as much, or
+        #: what any index may get. None: as much as the lists of the index.
+        self.memory_bytes: int | None = None
         self._durability = durability
         self._clock = clock
         self.counts = RowCounts()
@@ -259,6 +262,7 @@ class RowWriter:
             self._failed = None
             if (served := self._served) is not None:
                 index.writer.compacts, index.writer.cure = lambda newest: newest.manifest == served(), _CURE
+                index.writer.most_bytes = None if self.memory_bytes is None else self.memory_bytes // 4
                 if index.ivf.generation < served().generation:
                     index.close()
                     raise BuildError("the index went back to an older generation; try again when its nodes have")

@@ -1,9 +1,9 @@
 """Nodes in virtual time: the engine loop of :mod:`hybridindex.studies.simulator.engine_loop` on each, and scans that
 they ask of each other.
 
-A node takes all that waits, its own requests and what others ask. It quantizes its own requests, sends each other node
-one scan for all of them, and scans the lists that are here, for both at once. A scan that is asked for waits for the
-asked engine, as requests do. A request ends with the last of its parts.
+A node takes all that waits, its own requests and what others ask. It receives and quantizes its own requests, sends
+each other node one scan for all of them, and scans the lists that are here, for both at once. A scan that is asked for
+waits for the asked engine, as requests do. A request ends with the last of its parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ __all__ = ["PARTS", "ClusterRun", "serve"]
 
 #: Parts of the engines' and devices' time, in the order of :attr:`ClusterRun.spent_s`. ``fixed``: of batches and scans
 #: that others ask, whatever they scan.
-PARTS = ("coarse quantization", "host scans", "device scans", "fixed costs of batches", "messages and merging")
+PARTS = (
+    "coarse quantization",
+    "host scans",
+    "device scans",
+    "fixed costs of batches",
+    "requests, messages and merging",
+)
 _COARSE, _HOST, _DEVICE, _FIXED, _MESSAGES = range(len(PARTS))
 #: Random numbers drawn at once.
 _DRAWN = 4096
@@ -188,7 +194,8 @@ class _Loop:
             host_s, rest_s, coarse_s, own_s = (
                 host_s * host_ratio, rest_s * host_ratio, coarse_s * coarse_ratio, own_s * coarse_ratio
             )  # fmt: skip
-        split = now + coarse_s
+        received_s = len(own) * network.request_s / 2
+        split = now + received_s + coarse_s
         device_end = longest = 0.0
         if hybrid and visits:
             took = self._devices(visits, unions) * routing.scale
@@ -199,7 +206,7 @@ class _Loop:
                 device_end, longest = max(device_end, node.device_free[device]), max(longest, seconds)
         waiting = routing.serial / routing.scale * min(host_s, longest)
         n_sent = self._ask(node, split, own)
-        messages_s = n_sent * network.ask_s + n_asked * network.serve_s
+        messages_s = n_sent * network.ask_s + n_asked * network.serve_s + received_s
         engine_s = own_s + host_s + waiting + messages_s
         scanned = split + engine_s
         tail = merge_s + rules.answer_s
@@ -225,7 +232,7 @@ class _Loop:
             self.batches.append(len(own))
         for part, seconds in (
             (_COARSE, coarse_s), (_HOST, host_s - rest_s + waiting), (_DEVICE, longest),
-            (_FIXED, own_s + rest_s), (_MESSAGES, messages_s),
+            (_FIXED, own_s + rest_s), (_MESSAGES, received_s + messages_s),
         ):  # fmt: skip
             spent[part] += seconds
 

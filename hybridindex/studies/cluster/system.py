@@ -31,8 +31,8 @@ _MOST_DEVICES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Costs of asking another node. The defaults were measured on loopback, two daemons on one machine
-    (docs/simulator.md). Raises InvalidInputError, which names the field."""
+    """Costs of asking a node. The defaults were measured on loopback, two daemons on one machine (docs/simulator.md).
+    Raises InvalidInputError, which names the field."""
 
     #: From one node to another, one way.
     hop_s: float = 11e-6
@@ -42,9 +42,11 @@ class Network:
     #: before the question leaves, half after the answer came), and for each scan that others ask, on the asked one.
     ask_s: float = 380e-6
     serve_s: float = 380e-6
+    #: Engine time lost for each request of a client: half before it is searched, half with its answer.
+    request_s: float = 500e-6
 
     def __post_init__(self) -> None:
-        for name in ("hop_s", "ask_s", "serve_s"):
+        for name in ("hop_s", "ask_s", "serve_s", "request_s"):
             check_number(name, getattr(self, name), least=0.0)
         check_number("bytes_per_s", self.bytes_per_s, above=0.0)
 

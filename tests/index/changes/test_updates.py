@@ -376,6 +376,19 @@ def test_maintenance_compacts_by_itself_and_backpressure_says_when(tmp_path, mon
         assert index.delete([N]) == 1
 
 
+def test_rows_that_came_may_be_bounded_below_the_bytes_of_the_lists(tmp_path, monkeypatch):
+    monkeypatch.setattr("hybridindex.index.changes.compact._WORTH_BYTES", 1 << 40)
+    with hx.build(clustered(N, seed=1), tmp_path / "i", nlist=NLIST, metric="l2") as index:
+        index.writer.most_bytes = 2000
+        index.add(MORE[:100])  # any index gets as much
+        monkeypatch.setattr(writer_module, "_MOST_BYTES", 1000)
+        assert index.ivf.live.added.nbytes > 2000
+        with pytest.raises(BusyWritingError, match="more than the 2000 that are taken"):
+            index.add(MORE[100:101])
+        index.writer.most_bytes = None
+        index.add(MORE[100:101])
+
+
 def test_copies_and_exports_have_all_changes(tmp_path):
     with hx.build(
         clustered(N, seed=1), tmp_path / "i", nlist=NLIST, metric="l2", attributes={"x": np.arange(N)}

@@ -28,6 +28,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index.changes.writer import IndexWriter
 from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.changes.rows import RowWriter
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.routes.answered_keys import AnsweredKeys
@@ -476,3 +477,15 @@ def test_bodies_of_any_bytes_are_read_or_refused_by_name(body, kind, options, be
     except BodyError:
         return
     assert found.vectors.shape[1] == DIM
+
+
+def test_a_node_takes_rows_up_to_a_part_of_its_memory(index_path, queries):
+    with hx.open(index_path) as index:
+        manifest = index.ivf.manifest
+    writer = RowWriter(index_path, served=lambda: manifest)
+    writer.memory_bytes = 4 << 30
+    try:
+        writer.add(queries[:1])
+        assert writer._index.writer.most_bytes == 1 << 30
+    finally:
+        writer.close()

@@ -107,7 +107,8 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
         coming[node] = [item for item in coming[node] if item not in batch]
         owned = [item[3][0] for item in batch if item[2] == "own"]
         begin = max(now, free[node], slots[node][turn[node] % 2])
-        split = begin + (model.fixed_s(len(owned)) * model.host_routing.scale if owned else 0.0)
+        received = len(owned) * network.request_s / 2
+        split = begin + received + (model.fixed_s(len(owned)) * model.host_routing.scale if owned else 0.0)
         asked: dict[int, list[int]] = {}
         for i in owned:
             for other in range(n_nodes):
@@ -120,7 +121,7 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
             there = send(node, split + network.ask_s / 2, nbytes)
             coming[other].append((there, number, "asked", rows, node))
             number += 1
-        messages = len(asked) * network.ask_s + (len(batch) - len(owned)) * network.serve_s
+        messages = len(asked) * network.ask_s + (len(batch) - len(owned)) * network.serve_s + received
         groups = [[part[i][node] for i in item[3]] for item in batch]
         scan = scan_seconds([group for task in groups for group in task])
         kinds = len({item[2] for item in batch})

@@ -20,7 +20,7 @@ from tests.partitioner.synthetic import make_profile
 from tests.studies.cluster import naive
 
 #: Asking costs nearly nothing.
-FREE = Network(hop_s=0.0, bytes_per_s=1e15, ask_s=0.0, serve_s=0.0)
+FREE = Network(hop_s=0.0, bytes_per_s=1e15, ask_s=0.0, serve_s=0.0, request_s=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_it_is_what_happens_step_by_step(analysis, n_nodes, rate, most):
         1.0 if n_nodes < 2 else 0.7,
         replicas=1 if n_nodes < 3 else 2,
         rules=EngineRules(max_batch=most, scatter=False),
-        network=Network(hop_s=3e-4, bytes_per_s=2e7, ask_s=1e-4, serve_s=7e-5),
+        network=Network(hop_s=3e-4, bytes_per_s=2e7, ask_s=1e-4, serve_s=7e-5, request_s=6e-5),
     )
     system = build_cluster(inputs, n_nodes)
     arrivals = bursty(rate, 1500, burstiness=3.0, period_s=0.05, seed=5).arrivals
@@ -76,7 +76,7 @@ def test_it_is_what_happens_step_by_step(analysis, n_nodes, rate, most):
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_one_node_is_the_machine(analysis, part, load):
     budget = (1 << 20) + int(part * int(analysis.profile.list_bytes.sum()))
-    inputs = given(analysis, 1.0, n_devices=2 if part else 0, budget_bytes=budget if part else 0)
+    inputs = given(analysis, 1.0, n_devices=2 if part else 0, budget_bytes=budget if part else 0, network=FREE)
     cluster = build_cluster(inputs, 1)
     table = stage_table(cluster.pool, cluster.model, cluster.list_device[0], 2, resident_bytes=0)
     alone = System(name="one", table=table, rules=inputs.rules)
@@ -168,7 +168,7 @@ def test_the_next_node_stops_paying_where_messages_are_most_of_the_work(analysis
     assert dear.fan_out == free.fan_out > 1
     told = explain([dear, alone])
     assert told.startswith("The next node stops paying between 1 and 4 nodes")
-    assert "mostly by messages and merging" in told
+    assert "mostly by requests, messages and merging" in told
     assert "still pays" in explain([alone, free])
 
 
