@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.demo import cache
 from hybridindex.demo.dataset import Dataset
+from hybridindex.demo.designs import Design, compared_designs, served_designs
 from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.projection import PROJECTION_RECIPE, Projection, check_hardware, project
@@ -56,7 +57,7 @@ LOADS = (0.4, 0.65, 0.8)
 class PolicyLoad:
     """What one policy did at one rate."""
 
-    #: "host" or "hybrid".
+    #: "host", "hybrid", or on a GPU the name of a design that these are compared with.
     policy: str
     device_bytes: int
     result: LoadResult
@@ -73,15 +74,15 @@ class DemoResult:
     plan: Plan
     load: tuple[PolicyLoad, ...]
     notes: tuple[str, ...]
-    #: The second act, and the third.
+    #: The second act, and the third; None: there is a GPU, and ``load`` was measured on it.
     same: SameAnswers
     lookahead: Lookaheads | None
-    projection: Projection
+    projection: Projection | None
 
 
 def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, say: Callable[[str], None]) -> DemoResult:
     """Runs the demo into ``output`` on ``device``: auto, cuda:N, or cpu for the stand-in. ``say`` is given sentences.
-    ``hardware``: what the last act is projected for, such as h100.
+    ``hardware``: what the last act is projected for, such as h100; on a GPU it is measured.
 
     Raises:
         HybridIndexError: a step failed; steps before it are kept.
@@ -89,6 +90,7 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
     check_hardware(hardware)
     filesystem.make_folder(output, parents=True, exist_ok=True)
     name, label = _choose_device(device)
+    stand_in = "stand-in" in label
     data = load_dataset(output.parent / "cache", progress=progress)
     for note in data.notes:
         say(note)
@@ -102,17 +104,26 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
     for note in notes:
         say(note)
     rows = np.concatenate(list(data.iter_centered()))
+    designs, projection = served_designs(index, plan, name), None
+    same = compare_answers(index, plan, name, test[:N_COMPARED], rows, progress)
+    lookahead = measure_lookahead(index, plan, name, rows, progress)
+    if stand_in:
+        projection = _project(profile, hardware, output / "projection.json", progress)
+    else:
+        compared, words = compared_designs(index, plan, name, hardware)
+        designs += compared
+        notes.append(words)
     return DemoResult(
         index=index,
         data=data,
         device=label,
         profile=profile,
         plan=plan,
-        same=compare_answers(index, plan, name, test[:N_COMPARED], rows, progress),
-        lookahead=measure_lookahead(index, plan, name, rows, progress),
-        projection=_project(profile, hardware, output / "projection.json", progress),
-        load=tuple(_serve(index, plan, name, test, progress)),
-        notes=(*data.notes, *_stand_in_note(label), *notes),
+        same=same,
+        lookahead=lookahead,
+        projection=projection,
+        load=tuple(_serve(index, designs, plan, test, progress)),
+        notes=(*data.notes, *_stand_in_note(stand_in=stand_in), *notes),
     )
 
 
@@ -126,8 +137,8 @@ def _choose_device(device: str) -> tuple[str, str]:
     return device, resolve_device(device)[1].label
 
 
-def _stand_in_note(label: str) -> list[str]:
-    if "stand-in" not in label:
+def _stand_in_note(*, stand_in: bool) -> list[str]:
+    if not stand_in:
         return []
     return [
         "No GPU here: the device is a stand-in in main memory, scanned by one core of this processor; the host tier "
@@ -244,14 +255,17 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _serve(index: hx.Index, plan: Plan, device: str, test: F32, progress: Progress) -> Iterator[PolicyLoad]:
-    """Both policies at each rate, one after the other."""
-    host = index.plan(1e6, 0, plan.analysis.profile, coverage=0.0)
+def _serve(
+    index: hx.Index, designs: Sequence[Design], plan: Plan, test: F32, progress: Progress
+) -> Iterator[PolicyLoad]:
+    """All designs at each rate, one after the other."""
     assert plan.rate_qps is not None
     for fraction in LOADS:
         rate = _two_digits(fraction * plan.rate_qps)
-        for policy, chosen, devices in (("host", host, []), ("hybrid", plan, [device])):
-            with index.router(plan=chosen, devices=devices, threads=plan.analysis.profile.threads) as router:
+        for design in designs:
+            with index.router(
+                plan=design.plan, devices=list(design.devices), threads=plan.analysis.profile.threads
+            ) as router:
                 for _ in range(3):
                     router.search(test[:64])  # wakes threads and maps pages
                 held = sum(tier.used_bytes for tier in router.devices)
@@ -259,9 +273,9 @@ def _serve(index: hx.Index, plan: Plan, device: str, test: F32, progress: Progre
                     router,
                     test[64:],
                     PoissonLoad(rate=rate, duration_s=SECONDS_PER_RATE, slo_ms=plan.request.slo_ms),
-                    progress=partial(_bar, progress, f"{policy} {rate:g}/s"),
+                    progress=partial(_bar, progress, f"{design.name} {rate:g}/s"),
                 )
-            yield PolicyLoad(policy=policy, device_bytes=held, result=result)
+            yield PolicyLoad(policy=design.name, device_bytes=held, result=result)
 
 
 def _bar(progress: Progress, name: str, _stage: str, done: int, total: int | None) -> None:

@@ -50,15 +50,22 @@ def hot_shares(plan: Plan) -> list[dict[str, float]]:
 
 
 def acts_of_demo(
-    plan: Plan, same: Mapping[str, Any], lookahead: Mapping[str, Any] | None, projection: Mapping[str, Any]
+    plan: Plan,
+    same: Mapping[str, Any],
+    lookahead: Mapping[str, Any] | None,
+    projection: Mapping[str, Any] | None,
+    load: Sequence[Mapping[str, Any]],
+    device: str,
 ) -> list[Act]:
     """
     Args:
         same: fields of :class:`hybridindex.demo.same_answers.SameAnswers`.
         lookahead: fields of :class:`hybridindex.demo.same_answers.Lookaheads`.
-        projection: fields of :class:`hybridindex.demo.projection.Projection`.
+        projection: fields of :class:`hybridindex.demo.projection.Projection`; None: ``load`` was measured on a GPU.
+        load: ``policy``, ``rate``, ``attainment`` and ``device_bytes`` of each load; ``device``: where.
     """
-    return [_hot(plan), _same(same, lookahead), _buys(projection)]
+    buys = _measured(plan, load, device) if projection is None else _projected(projection)
+    return [_hot(plan), _same(same, lookahead), buys]
 
 
 def _hot(plan: Plan) -> Act:
@@ -115,23 +122,52 @@ def _draw_same(found: Mapping[str, Any]) -> Picture:
     )
 
 
-def _buys(found: Mapping[str, Any]) -> Act:
-    rows = []
-    for policy, values in found["attainment"].items():
-        shown = ["-" if value is None else f"{value:.0%}" for value in values]
-        rows.append((policy, *shown, found["refused"].get(policy) or format_bytes(found["device_bytes"][policy])))
-    rates = [f"{rate:g}/s" for rate in found["rates"]]
+def _projected(found: Mapping[str, Any]) -> Act:
     said = (
         f"A projection for {found['hardware']} beside {found['llm']}, and an index of "
         f"{format_bytes(found['index_bytes'])}: the part of requests whose first token comes within "
         f"{found['slo_ms']:.0f} ms. Nothing of it was measured on that machine."
     )
-    picture = _draw_projection(found)
+    picture = _draw_attainment(
+        found["attainment"],
+        found["rates"],
+        name="projection",
+        title="Attainment against rate, projected",
+        caption=f"{found['hardware']} beside {found['llm']}, simulated from the profile of this run.",
+        of="first token in time",
+    )
+    on_devices = {name: found["refused"].get(name) or format_bytes(found["device_bytes"][name])
+                  for name in found["attainment"]}  # fmt: skip
     blocks = (
         text_block(said, heading="3. What it buys", lead="Projected."),
         picture_block(picture),
-        table_block(Table(header=("policy", *rates, "on the devices"), rows=tuple(rows))),
+        table_block(_attainment_table(found["attainment"], found["rates"], on_devices)),
         table_block(Table(header=(), rows=tuple(_numbered(found["assumptions"]))), folded="What it assumes"),
+    )
+    return Act(blocks=blocks, pictures=(picture,))
+
+
+def _measured(plan: Plan, load: Sequence[Mapping[str, Any]], device: str) -> Act:
+    rates = list(dict.fromkeys(row["rate"] for row in load))
+    attainment = {name: [row["attainment"] for row in load if row["policy"] == name]
+                  for name in dict.fromkeys(row["policy"] for row in load)}  # fmt: skip
+    on_devices = {row["policy"]: format_bytes(row["device_bytes"]) for row in load}
+    said = (
+        f"Measured on {device}, without an LLM beside it: the part of searches that were answered within "
+        f"{plan.request.slo_ms:g} ms. What a design leaves of the device's memory is the LLM's."
+    )
+    picture = _draw_attainment(
+        attainment,
+        rates,
+        name="attainment",
+        title="Attainment against rate, measured",
+        caption=f"{device}; each design at the same rates.",
+        of="answers in time",
+    )
+    blocks = (
+        text_block(said, heading="3. What it buys", lead="Measured."),
+        picture_block(picture),
+        table_block(_attainment_table(attainment, rates, on_devices)),
     )
     return Act(blocks=blocks, pictures=(picture,))
 
@@ -140,22 +176,35 @@ def _numbered(sentences: Sequence[str]) -> list[tuple[str, str]]:
     return [(str(number), sentence) for number, sentence in enumerate(sentences, 1)]
 
 
-def _draw_projection(found: Mapping[str, Any]) -> Picture:
+def _attainment_table(
+    attainment: Mapping[str, Sequence[float | None]], rates: Sequence[float], on_devices: Mapping[str, str]
+) -> Table:
+    rows = []
+    for policy, values in attainment.items():
+        shown = ["-" if value is None else f"{value:.0%}" for value in values]
+        rows.append((policy, *shown, on_devices[policy]))
+    return Table(header=("policy", *(f"{rate:g}/s" for rate in rates), "on the devices"), rows=tuple(rows))
+
+
+def _draw_attainment(
+    attainment: Mapping[str, Sequence[float | None]],
+    rates: Sequence[float],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    of: str,
+) -> Picture:
     with canvas(4.0) as drawing:
         (axes,) = drawing.panels()
-        for number, (policy, values) in enumerate(found["attainment"].items()):
-            seen = [(rate, value) for rate, value in zip(found["rates"], values, strict=True) if value is not None]
+        for number, (policy, values) in enumerate(attainment.items()):
+            seen = [(rate, value) for rate, value in zip(rates, values, strict=True) if value is not None]
             if seen:
                 axes.plot(*zip(*seen, strict=True), "o-", color=PALETTE[number % len(PALETTE)], label=policy)
         axes.set_xlabel("requests per second")
-        axes.set_ylabel("first token in time")
+        axes.set_ylabel(of)
         axes.set_ylim(-0.02, 1.02)
         show_percent(axes, x=False)
         axes.legend()
         drawn = drawing.drawn()
-    return Picture(
-        name="projection",
-        title="Attainment against rate, projected",
-        caption=f"{found['hardware']} beside {found['llm']}, simulated from the profile of this run.",
-        drawn=drawn,
-    )
+    return Picture(name=name, title=title, caption=caption, drawn=drawn)

@@ -81,12 +81,13 @@ def write_report(
             raise ProfileMismatchError(f"the plan's {name} fingerprint is {own!r}, the profile's {other!r}")
     rows = load_rows(load)
     request, analysis = plan.request, plan.analysis
+    told = {picture.name for act in acts for picture in act.pictures}
     pictures = {
         picture.name: picture
         for picture in (
             draw_slo(plan),
             draw_hit_rate(plan),
-            draw_access(analysis),
+            *(() if "access" in told else (draw_access(analysis),)),
             draw_load(rows, slo_ms=request.slo_ms, percentile=request.percentile),
             draw_latency_fit(analysis),
             draw_prediction_check(analysis),
@@ -102,7 +103,6 @@ def write_report(
         f"{index_info.get('metric', profile.metric)}; {format_bytes(profile.nbytes)} of codes. "
         f"Profiled {profile.created_at}."
     )
-    told = {picture.name for act in acts for picture in act.pictures}
     blocks = _blocks(plan, profile, index_info, rows, notes, devices, pictures, told)
     html = page(heading, under, [*(block for act in acts for block in act.blocks), *blocks])
 

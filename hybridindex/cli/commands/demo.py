@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
         ),
         device: Annotated[str, typer.Option(help="auto, cuda:N, or cpu for the stand-in device.")] = "auto",
         hardware: Annotated[
-            str, typer.Option(metavar="NAMExN|FILE.jsonxN", help="What the last act is projected for.")
+            str, typer.Option(metavar="NAMExN|FILE.jsonxN", help="What the last act is projected for without a GPU.")
         ] = "h100",
         json: Json = False,
     ) -> None:
@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
             facts = index_info(index)
         rows = [{"policy": one.policy, "device_bytes": one.device_bytes, **asdict(one.result)} for one in done.load]
         slo_ms = done.plan.request.slo_ms
-        same, projection = asdict(done.same), done.projection.to_data()
+        same, projection = asdict(done.same), None if done.projection is None else done.projection.to_data()
         lookahead = None if done.lookahead is None else asdict(done.lookahead)
         summary = {
             "index": facts,
@@ -85,7 +85,7 @@ def register(app: typer.Typer) -> None:
             notes=done.notes,
             devices=[done.device],
             title="hybridindex demo",
-            acts=acts_of_demo(done.plan, same, lookahead, projection),
+            acts=acts_of_demo(done.plan, same, lookahead, projection, rows, done.device),
         )
         emit({**summary, "report": files.html}, as_json=json, table=_table(rows, slo_ms, done.device))
         say(f"report: {files.html}\nnumbers: {output / 'summary.json'}")

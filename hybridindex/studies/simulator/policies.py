@@ -36,7 +36,7 @@ from hybridindex.studies.simulator.stage_table import StageTable, stage_table
 from hybridindex.studies.simulator.system import System
 from hybridindex.types import F64, LLMProfile
 
-__all__ = ["POLICIES", "Inputs", "Unservable", "build_system"]
+__all__ = ["POLICIES", "Inputs", "Unservable", "build_system", "hedrarag_lists"]
 
 I16 = npt.NDArray[np.int16]
 
@@ -255,10 +255,29 @@ def _dedicated(build: _Builder) -> System | Unservable:
 
 
 def _hedrarag(build: _Builder) -> System | Unservable:
-    given, curve = build.inputs, build.curve
-    if given.llm is None:
+    if build.inputs.llm is None:
         return build.no("llm is missing: the split balances search against it")
-    model = throughput_model(given.llm)
+    list_device = build.hottest(_balanced(build, build.inputs.llm), build.inputs.n_devices)
+    assert list_device is not None
+    return build.system(list_device, build.inputs.n_devices)
+
+
+def hedrarag_lists(inputs: Inputs) -> int:
+    """How many of the hottest lists HedraRAG's split places.
+
+    Raises:
+        InvalidInputError: there is no LLM that it could balance search against.
+    """
+    if inputs.llm is None:
+        raise InvalidInputError("llm is missing: HedraRAG's split balances search against it")
+    return _balanced(_Builder("hedrarag", inputs), inputs.llm)
+
+
+def _balanced(build: _Builder, llm: LLMProfile) -> int:
+    """Every list speeds up search and slows the LLM: bisects for the smallest count at which search is not the
+    slower."""
+    given, curve = build.inputs, build.curve
+    model = throughput_model(llm)
 
     def searches_more(count: int) -> bool | None:
         list_device = build.hottest(count, given.n_devices)
@@ -267,7 +286,6 @@ def _hedrarag(build: _Builder) -> System | Unservable:
         table = build.table(list_device, given.n_devices, factor=1.0 + given.contention)
         return table.capacity() >= model.at(table.resident_bytes)
 
-    # Every list speeds up search and slows the LLM: bisect for the smallest count at which search is not the slower.
     low, high = 0, curve.useful_count()
     if searches_more(0):
         high = 0
@@ -275,10 +293,7 @@ def _hedrarag(build: _Builder) -> System | Unservable:
         middle = (low + high) // 2
         enough = searches_more(middle)
         low, high = (low, middle) if enough is None or enough else (middle, high)
-    count = high if build.hottest(high, given.n_devices) is not None else low
-    list_device = build.hottest(count, given.n_devices)
-    assert list_device is not None
-    return build.system(list_device, given.n_devices)
+    return high if build.hottest(high, given.n_devices) is not None else low
 
 
 _BUILD: Mapping[str, Callable[[_Builder], System | Unservable]] = {
