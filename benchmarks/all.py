@@ -93,20 +93,11 @@ RUNS = (
     _run("service.replacement", "--replacements 1 --vectors 20000 --quiet-s 1"),
     _run("service.simulator_check", "--vectors 50000 --repeats 1 --load 0.5 --coverage 0 --profile-seconds 3"),
     _run("service.soak", "--seconds 10 --requests 2000 --vectors 10000"),
-    _run("service.cluster", "--quick --parts fan_out", options="--parts answers,routing,hang,kill,fan_out"),
+    _run("service.cluster", "--quick --parts fan_out", options="--parts answers,hang,kill,fan_out"),
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
     _run("service.cluster", None, name="cluster_generations", options="--parts generations"),
-    _run("service.cluster", None, name="cluster_routing", options="--parts routing"),
-    _run("service.cluster", None, name="cluster_rate", options="--parts rate"),
+    _run("service.cluster", None, name="cluster_rate", options="--parts routing,rate,forecast"),
     _run("service.cluster", None, name="cluster_rate_large", options="--parts rate --mib 1600 --nprobe 1024"),
-    _run("service.cluster", None, name="cluster_forecast", options="--parts forecast"),
-    _run(
-        "service.cluster",
-        None,
-        name="cluster_forecast_large",
-        options="--parts forecast --mib 1600 --nprobe 1024 --profile-seconds 90 "
-        "--measured benchmarks/results/cluster_rate_large.json",
-    ),
     _run("papers.schedule_figures"),
     _run("papers.figures", "--quick"),
 )  # fmt: skip

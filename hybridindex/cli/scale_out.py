@@ -62,6 +62,9 @@ class ClusterOptions:
         float | None,
         typer.Option(help="Engine time per request of a client over HTTP.", rich_help_panel=_CLUSTER),
     ] = None
+    client_us: Annotated[
+        float | None, typer.Option(help="Of each latency, for what a client does.", rich_help_panel=_CLUSTER)
+    ] = None
 
     def counts(self) -> tuple[int, ...]:
         """Numbers of nodes, as they were given."""
@@ -76,18 +79,19 @@ class ClusterOptions:
         from hybridindex.studies.simulator.arrivals import check_number
 
         given = Network()
-        if self.network_us is not None:
-            check_number("--network-us", self.network_us, least=0.0)
-            given = replace(given, hop_s=self.network_us / 1e6)
+        times = (
+            ("--network-us", self.network_us, ("hop_s",)),
+            ("--message-us", self.message_us, ("ask_s", "serve_s")),
+            ("--request-us", self.request_us, ("request_s",)),
+            ("--client-us", self.client_us, ("client_s",)),
+        )
+        for option, microseconds, names in times:
+            if microseconds is not None:
+                check_number(option, microseconds, least=0.0)
+                given = replace(given, **dict.fromkeys(names, microseconds / 1e6))
         if self.network_gbps is not None:
             check_number("--network-gbps", self.network_gbps, above=0.0)
             given = replace(given, bytes_per_s=self.network_gbps * 1e9 / 8)
-        if self.message_us is not None:
-            check_number("--message-us", self.message_us, least=0.0)
-            given = replace(given, ask_s=self.message_us / 1e6, serve_s=self.message_us / 1e6)
-        if self.request_us is not None:
-            check_number("--request-us", self.request_us, least=0.0)
-            given = replace(given, request_s=self.request_us / 1e6)
         return given
 
 
@@ -150,7 +154,8 @@ def show_scale_out(
         f"{inputs.replicas} nodes; no node fails, and none is slower than others",
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
         f"engine loses {network.request_s * 1e6:.3g} us for each request of a client, {network.ask_s * 1e6:.3g} us for "
-        f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked",
+        f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked; a client "
+        f"adds {network.client_s * 1e6:.3g} us to each latency",
         f"assumed: {asked.load_words}; {_CHOICES[cluster.by_locality]}",
     ]
     with CliProgress(quiet=as_json) as progress:

@@ -120,6 +120,7 @@ def test_clusters_are_compared_and_the_knee_is_explained(cli, index):
     words = (
         "--profile", index, "--rate", 500, "--slo-ms", 20, "--requests", 1000, "--nodes", "1,2,4",
         "--node-memory", "30MiB", "--network-us", 100, "--network-gbps", 25, "--message-us", 400,
+        "--request-us", 0, "--client-us", 0,
     )  # fmt: skip
     told = cli(*words, "--json")
     assert told.code == 0
@@ -136,6 +137,10 @@ def test_clusters_are_compared_and_the_knee_is_explained(cli, index):
     assert "stops paying is not known" in told.json["explanation"]
     assert any("100 us from node to node, 25 Gbit/s" in sentence for sentence in told.json["assumptions"])
     assert cli(*words, "--json").json == told.json
+    dear = cli(*words, "--request-us", 4000, "--client-us", 700, "--json").json
+    assert dear["nodes"][2]["compliant_rate"]["rate"] < four["compliant_rate"]["rate"]
+    assert any("4e+03 us for each request" in sentence for sentence in dear["assumptions"])
+    assert any("a client adds 700 us to each" in sentence for sentence in dear["assumptions"])
     shown = cli(*words, "--node-replicas", 1).out
     assert "nodes 1: " in shown
     assert "The next node still pays at 4 nodes" in shown
@@ -156,7 +161,7 @@ def test_nodes_have_devices_and_the_memory_of_the_profiled_machine(cli, index):
 
 
 def test_a_rate_that_no_number_of_nodes_serves_is_infeasible(cli, index):
-    words = ("--profile", index, "--rate", 50_000, "--slo-ms", 2, "--requests", 2000, "--nodes", "1,2")
+    words = ("--profile", index, "--rate", 50_000, "--slo-ms", 10, "--requests", 2000, "--nodes", "1,2")
     told = cli(*words)
     assert told.code == ExitCode.INFEASIBLE
     assert "infeasible: no number of nodes serves 50000 requests/s; the nearest feasible rate is" in told.out
@@ -176,6 +181,8 @@ def test_a_rate_that_no_number_of_nodes_serves_is_infeasible(cli, index):
         (("--nodes", "2", "--network-us", -1), "--network-us is -1"),
         (("--nodes", "2", "--network-gbps", 0), "--network-gbps is 0"),
         (("--nodes", "2", "--message-us", -1), "--message-us is -1"),
+        (("--nodes", "2", "--request-us", -1), "--request-us is -1"),
+        (("--nodes", "2", "--client-us", -1), "--client-us is -1"),
         (("--nodes", "2", "--devices", 9), "n_devices is 9"),
     ],
 )

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.common.measure import Attempts, arguments, write
 from benchmarks.service.cluster.answers import measure_answers
 from benchmarks.service.cluster.changes import measure_changes
@@ -28,7 +27,6 @@ from benchmarks.service.cluster.rate import measure_rate
 from benchmarks.service.cluster.routing import measure_routing
 from benchmarks.service.cluster.spread import measure_fan_out
 
-RESULTS = ROOT / "benchmarks" / "results"
 _PARTS = ("answers", "changes", "generations", "routing", "hang", "kill", "fan_out", "rate", "forecast")
 
 
@@ -36,7 +34,9 @@ def _parts(text: str) -> list[str]:
     parts = text.split(",")
     if unknown := set(parts) - set(_PARTS):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}; expected some of {','.join(_PARTS)}")
-    return parts
+    if "forecast" in parts and not {"routing", "rate"} <= set(parts):
+        raise argparse.ArgumentTypeError("forecast is compared with what routing and rate measure; name these, too")
+    return [part for part in _PARTS if part in parts]
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +51,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="searches/s of hang and kill")
     parser.add_argument("--answers-rate", type=float, default=400.0, help="queries/s of answers, about")
     parser.add_argument("--trials", type=int, help="of hang and kill; default 4")
-    parser.add_argument(
-        "--measured", type=Path, default=RESULTS / "cluster_rate.json", help="of forecast: a result of rate"
-    )
     parser.add_argument("--profile-seconds", type=float, default=15.0, help="of forecast, for each number of lists")
     parser.add_argument("--folder", type=Path, help="for the index and the shares; default a temporary one")
 
@@ -83,12 +80,14 @@ def main() -> None:
             "hang": lambda w, f: measure_hang(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "kill": lambda w, f: measure_kill(w, f, rate=args.rate, seconds=seconds, trials=trials),
             "fan_out": lambda w, f: measure_fan_out(w, f, queries=300 if quick else 3000),
-            "forecast": lambda w, _: measure_forecast(w, args.measured, 3.0 if quick else args.profile_seconds),
             "rate": lambda w, f: measure_rate(
                 w,
                 f,
                 seconds=1.5 if quick else 4.0,
                 nprobes=(args.nlist,) if quick else tuple(sorted({args.nprobe, args.nlist})),
+            ),
+            "forecast": lambda w, f: measure_forecast(
+                w, f, results["rate"], results["routing"], 3.0 if quick else args.profile_seconds
             ),
         }
         index = {

@@ -1,60 +1,91 @@
-"""Rates and latencies that ``hybridindex simulate --nodes`` predicts, beside those that a cluster was measured with."""
+"""Rates and latencies that ``hybridindex simulate --nodes`` predicts, beside those of clusters, measured in one run."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.measure import show
-from benchmarks.service.cluster.nodes import Workload, mixed_queries
+from benchmarks.service.cluster.nodes import Workload, mixed_queries, nodes
 from hybridindex.api import open_index
-from hybridindex.partitioner.analysis import analyse
-from hybridindex.studies.cluster.scale_out import scale_out
-from hybridindex.studies.cluster.system import ClusterInputs
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.studies.cluster import ClusterInputs, Network, scale_out
 from hybridindex.studies.simulator import Workload as Requests
+from hybridindex.types import F32, Profile
 
 __all__ = ["measure_forecast"]
 
 _REQUESTS = 2000
+#: Whose latencies are measured, after others that make connections and caches warm.
+_SEARCHES, _BEFORE = 400, 100
 
 
-def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> dict[str, Any]:
-    """Profiles the host scan of one thread on a whole core. What has a part of one takes longer by it: SLO and rates
-    of ``measured``, a result of :func:`~benchmarks.service.cluster.rate.measure_rate`, are scaled by it."""
-    rate = json.loads(measured.read_text())["rate"]
-    share, rows = rate["cores_of_a_node"], []
+def measure_forecast(
+    workload: Workload, folder: Path, rate: dict[str, Any], routing: dict[str, Any], profile_s: float
+) -> dict[str, Any]:
+    """Profiles the host scan of one thread on a whole core.
+
+    Args:
+        rate: of :func:`~benchmarks.service.cluster.rate.measure_rate`, before. What has a part of a core takes longer
+            by it: SLO and rates are scaled by that.
+        routing: of :func:`~benchmarks.service.cluster.routing.measure_routing`, before: what requests and messages take
+            here.
+    """
     queries = mixed_queries(workload.centres, 2000, seed=1)
+    message_s = 1e-6 * next(row["messages_us"] for row in routing["processor"] if row["queries"] == 1) / 2
+    request_s, client_s = (1e-6 * routing["request"][name] for name in ("request_us", "client_us"))
+    network = Network(ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
+    analyses = {}
     with open_index(workload.path) as index:
-        profiles = {
-            nprobe: index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
-            for nprobe in sorted({row["nprobe"] for row in rate["rows"]})
-        }
+        for nprobe in sorted({row["nprobe"] for row in rate["rows"]}):
+            profile = index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
+            assert isinstance(profile, Profile)
+            analyses[nprobe] = analyse(profile)
+    return {
+        "request_us": 1e6 * request_s,
+        "client_us": 1e6 * client_s,
+        "message_us": 1e6 * message_s,
+        "rows": _rates(workload, analyses, network, rate),
+        "latencies": _latencies(workload, folder, analyses, network),
+    }
+
+
+def _inputs(
+    workload: Workload, analysis: Analysis, network: Network, n_nodes: int, replicas: int, **more: Any
+) -> ClusterInputs:
+    """No room for hot lists on all nodes, as in the clusters that are measured."""
+    node_bytes = int(1.02 * replicas * workload.index_bytes / n_nodes)
+    return ClusterInputs(analysis=analysis, node_bytes=node_bytes, replicas=replicas, network=network, **more)
+
+
+def _rates(
+    workload: Workload, analyses: dict[int, Analysis], network: Network, rate: dict[str, Any]
+) -> list[dict[str, Any]]:
+    share, rows = rate["cores_of_a_node"], []
     for row in rate["rows"]:
-        inputs = ClusterInputs(
-            analysis=analyse(profiles[row["nprobe"]]),
+        inputs = _inputs(
+            workload,
+            analyses[row["nprobe"]],
+            network,
+            row["nodes"],
+            row["replicas"],
             slo_s=share * row["slo_ms"] / 1e3,
             rate=row["rate"] / share,
-            # No room for hot lists on all nodes, as there.
-            node_bytes=int(1.02 * row["replicas"] * workload.index_bytes / row["nodes"]),
-            replicas=row["replicas"],
             by_locality=row["by_locality"],
         )
         (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
-        assert found.outcome is not None, found.refused
-        assert found.compliant is not None
+        assert found.compliant is not None, found.refused
+        names = ("nprobe", "nodes", "replicas", "by_locality", "rate", "of_linear")
         rows.append(
             {
-                **{
-                    name: row[name]
-                    for name in ("nprobe", "nodes", "replicas", "by_locality", "rate", "of_linear", "alone_ms")
-                },
+                **{name: row[name] for name in names},
                 "predicted_rate": share * found.compliant.rate,
                 "fan_out": found.fan_out,
-                "latencies": _latencies(inputs, row, share, rate["attainment"]),
             }
         )
     for row in rows:
@@ -62,53 +93,66 @@ def measure_forecast(workload: Workload, measured: Path, profile_s: float) -> di
         row["predicted_of_linear"] = row["predicted_rate"] / (row["nodes"] * one["predicted_rate"])
     show(
         f"searches/s with {rate['attainment']:.0%} within the SLO, {share:.2f} of a core for each node",
-        (
-            "nprobe",
-            "nodes",
-            "replicas",
-            "chosen",
-            "measured",
-            "predicted",
-            "of linear",
-            "predicted of linear",
-            "fan-out",
-        ),
+        ("nprobe", "nodes", "replicas", "chosen", "measured", "predicted", "of linear", "predicted", "fan-out"),
         [
             (
                 *(r[name] for name in ("nprobe", "nodes", "replicas")),
                 "by locality" if r["by_locality"] else "any",
-                *(r[name] for name in ("rate", "predicted_rate")),
-                *(r[name] for name in ("of_linear", "predicted_of_linear", "fan_out")),
+                *(r[name] for name in ("rate", "predicted_rate", "of_linear", "predicted_of_linear", "fan_out")),
             )
             for r in rows
         ],
     )
+    return rows
+
+
+def _latencies(
+    workload: Workload, folder: Path, analyses: dict[int, Analysis], network: Network
+) -> list[dict[str, Any]]:
+    """Medians of searches one after the other, by nodes with one thread and a core each."""
+    queries = mixed_queries(workload.centres, 4096, seed=13)
+    rows: list[dict[str, Any]] = []
+    for n in range(1, len(os.sched_getaffinity(0)) + 1):
+        with nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")) as cluster:
+            for nprobe, analysis in analyses.items():
+                for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
+                    with cluster.router(by_locality=by_locality) as router:
+                        router.wait_until_known()
+                        seconds = [_timed(router, query, nprobe) for query in queries[: _BEFORE + _SEARCHES]]
+                    measured_s = float(np.median(seconds[_BEFORE:]))
+                    rate = 0.1 / measured_s
+                    inputs = _inputs(workload, analysis, network, n, 1, slo_s=10.0, rate=rate, by_locality=by_locality)
+                    (found,) = scale_out(inputs, [n], _evenly, attainment=0.95, find_rate=False)
+                    assert found.outcome is not None, found.refused
+                    rows.append(
+                        {
+                            "nprobe": nprobe,
+                            "nodes": n,
+                            "by_locality": by_locality,
+                            "measured_p50_ms": 1e3 * measured_s,
+                            "predicted_p50_ms": 1e3 * found.outcome.search.p50,
+                        }
+                    )
     show(
-        "median latency at rates that held",
-        ("nprobe", "nodes", "replicas", "searches/s", "measured ms", "predicted ms", "over measured"),
+        "median latency, a core for each node",
+        ("nprobe", "nodes", "chosen", "measured ms", "predicted ms", "over measured"),
         [
-            (r["nprobe"], r["nodes"], r["replicas"], *each.values(), each["predicted_p50_ms"] / each["measured_p50_ms"])
+            (
+                *(r[name] for name in ("nprobe", "nodes")),
+                "by locality" if r["by_locality"] else "any",
+                *(r[name] for name in ("measured_p50_ms", "predicted_p50_ms")),
+                r["predicted_p50_ms"] / r["measured_p50_ms"],
+            )
             for r in rows
-            for each in r["latencies"]
         ],
     )
-    return {"rows": rows}
+    return rows
 
 
-def _latencies(inputs: ClusterInputs, row: dict[str, Any], share: float, attainment: float) -> list[dict[str, float]]:
-    """Medians at each rate that held, lowest first: of all runs with it the first that did."""
-    held: dict[float, float] = {}
-    for tried in row["tried"]:
-        if tried["attainment"] >= attainment:
-            held.setdefault(tried["rate"], tried["p50_ms"])
-    found = []
-    for rate, p50_ms in sorted(held.items()):
-        asked = replace(inputs, rate=rate / share)
-        (at,) = scale_out(asked, [row["nodes"]], _evenly, attainment=attainment, find_rate=False)
-        assert at.outcome is not None
-        predicted = 1e3 * at.outcome.search.p50 / share
-        found.append({"rate": rate, "measured_p50_ms": p50_ms, "predicted_p50_ms": predicted})
-    return found
+def _timed(router: ClusterRouter, query: F32, nprobe: int) -> float:
+    began = time.perf_counter()
+    router.search(query, 10, nprobe)
+    return time.perf_counter() - began
 
 
 def _evenly(rate: float) -> Requests:

@@ -85,7 +85,7 @@ def serve(arrivals: F64, system: ClusterSystem, visits: Visits, *, seed: int) ->
     loop = _Loop(arrivals, system, visits, seed)
     loop.run()
     return ClusterRun(
-        done_s=np.array(loop.done_s),
+        done_s=np.array(loop.done_s) + system.inputs.network.client_s,
         engine_s=np.array([node.busy_s for node in loop.nodes]),
         device_s=loop.device_s,
         spent_s=np.array(loop.spent_s),

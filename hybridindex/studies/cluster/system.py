@@ -40,13 +40,15 @@ class Network:
     bytes_per_s: float = 4.8e9
     #: Engine time lost for each node that a batch asks, on the asking node (encoding, sending, merging; half of it
     #: before the question leaves, half after the answer came), and for each scan that others ask, on the asked one.
-    ask_s: float = 380e-6
-    serve_s: float = 380e-6
+    ask_s: float = 550e-6
+    serve_s: float = 550e-6
     #: Engine time lost for each request of a client: half before it is searched, half with its answer.
-    request_s: float = 500e-6
+    request_s: float = 1130e-6
+    #: Of each latency, for what the client itself does.
+    client_s: float = 460e-6
 
     def __post_init__(self) -> None:
-        for name in ("hop_s", "ask_s", "serve_s", "request_s"):
+        for name in ("hop_s", "ask_s", "serve_s", "request_s", "client_s"):
             check_number(name, getattr(self, name), least=0.0)
         check_number("bytes_per_s", self.bytes_per_s, above=0.0)
 

@@ -94,7 +94,7 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
                 at = max(min(item[0] for item in coming[node]), free[node], slots[node][turn[node] % 2])
                 starts.append((at, node))
         if not starts:
-            return done
+            return done + network.client_s
         now, node = min(starts)
         ready = sorted(item for item in coming[node] if item[0] <= now)
         batch: list[Any] = []

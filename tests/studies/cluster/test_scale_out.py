@@ -20,7 +20,7 @@ from tests.partitioner.synthetic import make_profile
 from tests.studies.cluster import naive
 
 #: Asking costs nearly nothing.
-FREE = Network(hop_s=0.0, bytes_per_s=1e15, ask_s=0.0, serve_s=0.0, request_s=0.0)
+FREE = Network(hop_s=0.0, bytes_per_s=1e15, ask_s=0.0, serve_s=0.0, request_s=0.0, client_s=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_it_is_what_happens_step_by_step(analysis, n_nodes, rate, most):
         1.0 if n_nodes < 2 else 0.7,
         replicas=1 if n_nodes < 3 else 2,
         rules=EngineRules(max_batch=most, scatter=False),
-        network=Network(hop_s=3e-4, bytes_per_s=2e7, ask_s=1e-4, serve_s=7e-5, request_s=6e-5),
+        network=Network(hop_s=3e-4, bytes_per_s=2e7, ask_s=1e-4, serve_s=7e-5, request_s=6e-5, client_s=2e-4),
     )
     system = build_cluster(inputs, n_nodes)
     arrivals = bursty(rate, 1500, burstiness=3.0, period_s=0.05, seed=5).arrivals
