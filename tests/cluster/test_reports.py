@@ -65,7 +65,8 @@ def test_lists_that_nobody_can_reach_are_reported(tmp_path):
             assert float(said["unreachable_lists"]) == float(said["lists_below_replicas"]) == lost
             assert float(said["unreachable_share"]) == pytest.approx(part)
             assert float(said["replicas"]) == 1.0
-            assert float(said["map_version"]) == after["map_version"]
+            # The manager tells nodes who serves, meanwhile or later.
+            assert after["map_version"] <= float(said["map_version"]) <= cluster()["map_version"]
             assert float(said['node_up{node="node-1"}']) == 0.0
             assert float(said["partial_answers_total"]) == 1.0
             assert float(said["missing_coverage_total"]) == pytest.approx(float(np.sum(1 - found.coverage)), abs=1e-5)
