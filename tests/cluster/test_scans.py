@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import socket
+import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -19,6 +23,8 @@ from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.frames import ANSWER, ASK, HEAD_BYTES, REFUSAL, frame
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan
 from hybridindex.service.auth import new_key
+from hybridindex.service.http.nodes import scans as scans_module
+from hybridindex.service.http.nodes.scans import Scans
 from tests.cluster.searches import K, wait_until
 from tests.clustered import clustered, small_index
 
@@ -106,6 +112,28 @@ def test_a_scan_finds_what_one_machine_finds(index, node):
             distances, ids = decode_found(payload, n=2, k=K)
             np.testing.assert_array_equal(ids, expected.ids)
             np.testing.assert_array_equal(distances, expected.distances)
+
+
+def test_the_event_loop_makes_short_scans_in_half_of_its_time(index, monkeypatch):
+    monkeypatch.setattr(scans_module, "_SMALL_BYTES", 0)
+    scan = scan_of(index, [0, 1, -1, 5, 6, 7])
+    with Router(index) as router:
+        serving = SimpleNamespace(index=SimpleNamespace(ivf=index), router=router)
+        scans = Scans(SimpleNamespace(scanned=lambda _of: serving))
+        charge = SimpleNamespace(hold=lambda _nbytes: None, most=1 << 30)
+
+        def ask():
+            return scans(options_of(index), encode_scan(*scan), charge)
+
+        began_s = time.perf_counter()
+        at_once = ask()
+        assert isinstance(at_once, bytes)
+        assert scans._free_from_s > began_s
+        scans._free_from_s = math.inf
+        assert asyncio.run(ask()) == at_once
+        scans._free_from_s = 0.0
+        monkeypatch.setattr(scans_module, "_SHORT_BYTES", 0)
+        assert asyncio.run(ask()) == at_once
 
 
 def test_what_is_not_held_is_refused_and_the_channel_goes_on(index, node):

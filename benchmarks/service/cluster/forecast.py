@@ -117,7 +117,6 @@ def _latencies(
             for nprobe, analysis in analyses.items():
                 for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
                     with cluster.router(by_locality=by_locality) as router:
-                        router.wait_until_known()
                         seconds = [_timed(router, query, nprobe) for query in queries[: _BEFORE + _SEARCHES]]
                     measured_s = float(np.median(seconds[_BEFORE:]))
                     rate = 0.1 / measured_s

@@ -10,6 +10,7 @@ import pytest
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator import POLICIES, Inputs, Unservable, build_system, compliant_rate, poisson, simulate
 from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+from hybridindex.studies.simulator.policies import hedrarag_lists
 from tests.studies.simulator.conftest import LLM, system_of
 
 AHEAD = LookaheadRules(window_s=0.05, bytes_per_s=1e9, overlap=0.9, arena_bytes=20 << 20)
@@ -48,6 +49,11 @@ def test_hedrarag_balances_search_and_llm(inputs):
     host = system_of("cpu-only", eager)
     assert host.table.capacity() < 6000
     assert system.table.capacity() == pytest.approx(system.llm.capacity_rps, rel=0.25)
+    placed = sum(int(tier.lists.sum()) for tier in system.table.devices)
+    assert hedrarag_lists(eager) == placed > 0
+    assert hedrarag_lists(inputs) == 0
+    with pytest.raises(InvalidInputError, match="llm is missing"):
+        hedrarag_lists(replace(inputs, llm=None))
 
 
 def test_resources_that_do_not_allow_a_policy_are_told(inputs):
