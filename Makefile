@@ -4,6 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# The product with extras $(1): it is compiled while torch, the largest package, is unpacked, and then has its other packages
+# installed. Modules are compiled when they are first imported: most of torch's never are.
+COMMA := ,
+INSTALL = $(PIP) install --no-compile -c constraints.txt 'torch==2.13.0' & $(PIP) install --no-deps -e .; built=$$?; \
+	wait $$! && [ $$built = 0 ] && $(PIP) install --no-compile -c constraints.txt 'hybridindex[$(1)]'
 # Spinning OpenMP threads make every measurement on a shared machine meaningless.
 export OMP_WAIT_POLICY := PASSIVE
 # Tests start many processes, and each would compile the product anew.
@@ -51,13 +56,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
-	$(PIP) install -c constraints.txt 'torch==2.13.0'
-	$(PIP) install -c constraints.txt -e '.[device,test,lint]'
+	$(call INSTALL,device$(COMMA)test$(COMMA)lint)
 	@touch $@
 
 $(VENV)/.demo: $(BIN)/python $(SOURCES)
-	$(PIP) install -c constraints.txt 'torch==2.13.0'
-	$(PIP) install -c constraints.txt -e '.[device,demo]'
+	$(call INSTALL,device$(COMMA)demo)
 	@touch $@
 
 demo: $(VENV)/.demo

@@ -41,14 +41,21 @@ __all__ = [
 #: Set for a process that is one part of a larger benchmark and must not outlive it, or it would keep the device.
 PART = "HYBRIDINDEX_BENCHMARK_PART"
 _PR_SET_PDEATHSIG = 1
+_BLAS_CHOICE = "OPENBLAS_CORETYPE"
 #: Of tables that go to a file or a pipe, whose readers have no width.
 _WIDTH = 200
 
 
 def require_passive() -> None:
-    """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE where it is not set: faiss reads it when it loads."""
-    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE, and with the kernels that OpenBLAS should run on this
+    CPU, where they are not set: faiss and its OpenBLAS read them when they load, whoever loads them."""
+    from hybridindex.index.faiss_model import blas_kernels
+
+    wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
+    if _BLAS_CHOICE not in os.environ and (kernels := blas_kernels()):
+        wanted[_BLAS_CHOICE] = kernels
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE" or len(wanted) > 1:
+        os.environ.update(wanted)
         os.execv(sys.executable, [sys.executable, "-m", *_module_arguments()])
 
 
@@ -98,6 +105,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
+        "blas_kernels": os.environ.get(_BLAS_CHOICE, ""),
         "load_average": os.getloadavg()[0],
     }
 

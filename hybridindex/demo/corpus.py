@@ -20,7 +20,7 @@ from hybridindex.demo import cache, chunk
 from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 
-__all__ = ["DEMO_SOURCES", "TEXT_RECIPE", "TextSource", "dictionary", "source_text", "write_passages"]
+__all__ = ["DEMO_SOURCES", "TEXT_RECIPE", "TextSource", "dictionary", "source_text", "text_file", "write_passages"]
 
 TEXT_RECIPE = 3  # part of every text's seal: raise it when extraction or chunking changes
 
@@ -60,12 +60,17 @@ def write_passages(path: Path, passages: Iterator[str]) -> int:
     return len(seen)
 
 
+def text_file(source: TextSource, cache_dir: Path) -> Path:
+    """Where :func:`source_text` keeps the passages of a source."""
+    return cache_dir / "text" / f"{source.name}.txt"
+
+
 def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progress: Progress) -> tuple[Path, int]:
     """The passages of one source as a sealed file and their number; made unless an intact one is there.
 
     Raises FetchError where the source cannot be fetched on this machine.
     """
-    path = cache_dir / "text" / f"{source.name}.txt"
+    path = text_file(source, cache_dir)
     recipe = {"text_recipe": TEXT_RECIPE, "source": source.name}
     if (sealed := cache.check(path, recipe)) is not None:
         return path, int(sealed["passages"])

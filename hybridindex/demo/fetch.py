@@ -7,6 +7,7 @@ use. apt works on lists and caches of its own: nothing of the system changes and
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,12 +29,14 @@ _APT_HELPER = Path("/usr/lib/apt/apt-helper")
 class AptArchive:
     """The Debian (or Ubuntu) archive that this machine is set up for, through lists and caches in ``folder``.
 
-    One user at a time (the dataset's lock sees to that). Every method raises FetchError.
+    One user at a time (the dataset's lock sees to that); :meth:`update` alone may also run on another thread. Every
+    method raises FetchError.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
-        self._updated = False
+        self._updated, self._problem = False, ""
+        self._updating = threading.Lock()
 
     @staticmethod
     def missing_tool() -> str | None:
@@ -67,9 +70,18 @@ class AptArchive:
         return str(config)
 
     def update(self) -> None:
-        """Fetch the package lists once per object. Fails only if no list at all is there afterwards."""
-        if self._updated:
-            return
+        """Fetch the package lists, once per object also where that fails: if no list at all is there afterwards."""
+        with self._updating:
+            if not self._updated:
+                self._updated = True
+                try:
+                    self._fetch_lists()
+                except FetchError as error:
+                    self._problem = str(error)
+        if self._problem:
+            raise FetchError(self._problem)
+
+    def _fetch_lists(self) -> None:
         if (tool := self.missing_tool()) is not None:
             raise FetchError(f"{tool} is not installed on this machine")
         complaint: FetchError | None = None
@@ -83,7 +95,6 @@ class AptArchive:
             complaint = error
         if not filesystem.list_folder(self._lists, "*_Packages*"):
             raise complaint or FetchError("apt-get update (private lists): no package list could be fetched")
-        self._updated = True
 
     def translations(self) -> list[Path]:
         """The English description files among the lists, in a fixed order: the main archive first."""

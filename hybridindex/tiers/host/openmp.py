@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -25,18 +26,14 @@ _FEWEST_ALONE, _MOST_ALONE = 16, 256
 
 def openmp_threads() -> int:
     """Threads that faiss calls on this thread use."""
-    import faiss
-
-    return int(faiss.omp_get_max_threads())
+    return int(require_faiss().omp_get_max_threads())
 
 
 def adopt_openmp_threads(threads: int) -> int:
     """Sets it, and returns what it was."""
-    import faiss
-
     before = openmp_threads()
     if before != threads:
-        faiss.omp_set_num_threads(threads)
+        require_faiss().omp_set_num_threads(threads)
     return before
 
 
