@@ -187,7 +187,8 @@ class LLMProfile:
     points: tuple[tuple[int, float], ...] = ()
     input_tokens: int = 0
     output_tokens: int = 0
-    #: Time to first token without retrieval, seconds; part of a TTFT SLO.
+    #: Time to first token at the throughput limit, without retrieval, in seconds, of nine requests of ten; part of a
+    #: TTFT SLO.
     ttft_s: float = 0.0
     #: Pipeline step name -> generation seconds that retrieval can hide behind.
     generation_s: Mapping[str, float] = field(default_factory=dict)

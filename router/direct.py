@@ -1,6 +1,6 @@
-"""A call answered on its own thread, without request, batch or lease: of a router without devices, whose engine is idle
-and whose batches nobody hears of. What it finds, counts and times is what a batch of that one call would. For one
-query, making the batch takes a third of the time that the scan does.
+"""A call answered on its own thread, without request, batch or lease: of a router without devices whose engine is idle.
+What it finds, counts and times is what a batch of that one call would. For one query, making the batch takes a third of
+the time that the scan does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, SearchResult
 
-__all__ = ["DirectSearch"]
+__all__ = ["DirectSearch", "Stages"]
+
+#: Of a call: name, start and end of each, as of :func:`time.perf_counter`.
+Stages = tuple[tuple[str, float, float], ...]
 
 
 class DirectSearch:
@@ -40,9 +43,10 @@ class DirectSearch:
 
     def search(
         self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None, spare: int
-    ) -> SearchResult | None:
-        """As :meth:`hybridindex.router.engine.Engine.search_directly`. None: a list is damaged, a query probes none, or
-        too many of its rows were deleted; nothing was counted."""
+    ) -> tuple[SearchResult, Stages, int] | None:
+        """As :meth:`hybridindex.router.engine.Engine.search_directly`, its stages, and how many rows codes were
+        followed to. None: a list is damaged, a query probes none, or too many of its rows were deleted; nothing was
+        counted."""
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
         seen = integrity.seen
         if integrity.quarantined is not None:
@@ -65,7 +69,8 @@ class DirectSearch:
         else:
             candidates = int(np.count_nonzero(ids >= 0))
             distances, ids = codes.reranker.rerank(queries, ids, k + spare)
-        stages = {}
+        merged_s = now()
+        added: Stages = ()
         if live is not None:
             if live.deleted is not None:
                 left = live.deleted.leave_out(distances, ids, k)
@@ -73,33 +78,32 @@ class DirectSearch:
                     return None
                 distances, ids = left
             if live.added is not None:
-                before = now()
+                merged_s = now()
                 found = self._added.scan(live.added, queries, probes, k)
                 if found is not None:
                     merge_added(distances, ids, found, keep_max=self._keep_max)
-                stages[ADDED_SCAN] = now() - before
+                added = ((ADDED_SCAN, merged_s, now()),)
         if integrity.marks[0] != seen:
             return None
-        ended_s = now()
-        self._pace.observe(part.total_bytes, ended_s - quantized_s)
+        self._pace.observe(part.total_bytes, now() - quantized_s)
+        stages = (
+            (COARSE, started_s, quantized_s),
+            (SPLIT, quantized_s, split_s),
+            (HOST_SCAN, split_s, scanned_s),
+            (MERGE if codes is None else RERANK, scanned_s, merged_s),
+            *added,
+        )
         self._stats.add_batch(
-            {
-                COARSE: quantized_s - started_s,
-                SPLIT: split_s - quantized_s,
-                HOST_SCAN: scanned_s - split_s,
-                MERGE if codes is None else RERANK: ended_s - scanned_s - sum(stages.values()),
-                **stages,
-            },
+            {name: end - start for name, start, end in stages},
             n_queries=len(queries),
             host_bytes=part.total_bytes,
             candidates=candidates,
             row_pages=0 if codes is None or codes.on_disk is None else codes.on_disk.take_pages(),
         )
-        return SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
+        result = SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
+        return result, stages, candidates
 
-    def scan(
-        self, queries: F32, k: int, given: GivenProbes
-    ) -> tuple[SearchResult, tuple[tuple[str, float, float], ...]] | None:
+    def scan(self, queries: F32, k: int, given: GivenProbes) -> tuple[SearchResult, Stages] | None:
         """As :meth:`hybridindex.router.engine.Engine.scan_directly`, and the stages with their start and end. None:
         codes are compared, there are filters, a list is not here, or a query names none; nothing was counted."""
         integrity, (probes, coarse, masks) = self._integrity, given

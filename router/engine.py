@@ -149,27 +149,38 @@ class Engine:
         return reply.wait()
 
     def search_directly(
-        self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None = None, spare: int = 0
+        self,
+        queries: F32,
+        k: int,
+        nprobe: int,
+        kept: int,
+        live: LiveRows | None = None,
+        spare: int = 0,
+        *,
+        tell: bool = False,
     ) -> SearchResult | None:
-        """Answers a call without a request, on the calling thread, where this concerns nobody else: there is no device,
-        nobody listens, and the engine is idle. None: it was not searched; :meth:`run` it.
+        """Answers a call without a request, on the calling thread, where this concerns nobody else: there is no device
+        and the engine is idle. None: it was not searched; :meth:`run` it.
 
         Args:
             queries: (n, scan_dim) float32, checked and transformed.
             kept, live, spare: as of a :class:`hybridindex.router.batch.batch.Request`.
+            tell: tells who listens on the calling thread; else nothing is searched where anybody does.
 
         Raises:
             Exception: whatever the search failed with.
         """
-        if self._direct is None or self._reports.listeners or not self._turn.take(self._is_idle):
+        if self._direct is None or (self._reports.listeners and not tell) or not self._turn.take(self._is_idle):
             return None
         try:
             found = self._direct.search(queries, k, nprobe, kept, live, spare)
-            if found is not None:
-                self._reports.next_number()
-            return found
         finally:
             self._turn.release()
+        if found is None:
+            return None
+        result, stages, candidates = found
+        self._reports.tell_of_one(k, nprobe, len(queries), stages, candidates)
+        return result
 
     def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
         """As :meth:`search_directly`, of lists that another node chose, whoever listens; None, too, where a list is not
@@ -182,7 +193,7 @@ class Engine:
             self._turn.release()
         if found is None:
             return None
-        self._reports.tell_of_scan(k, given.probes.shape[1], len(queries), found[1])
+        self._reports.tell_of_one(k, given.probes.shape[1], len(queries), found[1])
         return found[0]
 
     def _run_here(self, request: Request) -> bool:

@@ -354,6 +354,28 @@ class Router(OfOneProcess):
 
         return await on_served(self._current, submitted).future
 
+    def search_directly(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        candidates: int | None = None,
+        most_bytes: int = 2 << 20,
+    ) -> SearchResult | None:
+        """As :meth:`search`, on the calling thread without any wait, such as an event loop that has the time: where
+        there is no device, all lists are in memory, the engine is idle, and nothing calls for a batch. None: it was not
+        searched; whether the router is closed, say the other calls.
+
+        Args:
+            most_bytes: of centroids, lists and rows, about, that are read at most: a gigabyte takes about 0.1 s.
+
+        Raises:
+            InvalidInputError: names the argument.
+        """
+        params = SearchParams(k=k, nprobe=nprobe, candidates=candidates)
+        return self._current().searcher.search_directly(queries, params, most_bytes)
+
     def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
         """As :meth:`ascan`, on the calling thread, where this concerns nobody else: there is no device, nobody listens,
         and the engine is idle. None: it was not scanned.

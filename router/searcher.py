@@ -62,6 +62,7 @@ class Searcher:
         candidates: CandidateCount | None,
         filters: RowFilters,
         most_nprobe: int,
+        reads_disk: bool,
     ) -> None:
         """
         Args:
@@ -69,8 +70,10 @@ class Searcher:
             candidates: of searches by codes; None: rows are scanned.
             filters: makes those of the index.
             most_nprobe: calls may ask for so many lists; where there are fewer, all are probed.
+            reads_disk: a search may have to: not all lists are in memory.
         """
         self._most_nprobe = most_nprobe
+        self._reads_disk = reads_disk
         self._index = index
         self._engine = engine
         self._placement = placement
@@ -78,6 +81,8 @@ class Searcher:
         self._wait_for_lists = wait_for_lists
         self._candidates = candidates
         self._filters = filters
+        self._centroid_bytes = 4 * index.nlist * index.scan_dim
+        self._mean_list_bytes = float(index.list_bytes.mean())
         self.mailboxes = Mailboxes()
         #: The router is closed, or about to be.
         self.closed = False
@@ -107,6 +112,23 @@ class Searcher:
         for request in requests:
             self._engine.submit(request)
         return reply.wait()
+
+    def search_directly(self, queries: Any, params: SearchParams, most_bytes: int) -> SearchResult | None:
+        """:meth:`search` on the calling thread without a wait; whoever listens is told there. None: it needs a batch,
+        or reads from disk, or more than ``most_bytes``."""
+        if self._reads_disk:
+            return None
+        call = self._check(queries, params, own=False)
+        if call.filter is not None or call.short or len(call.queries) > call.at_once:
+            return None
+        read = self._centroid_bytes + call.nprobe * self._mean_list_bytes
+        if self._candidates is not None:
+            read += call.kept * self._index.rows.page_row_bytes
+        if len(call.queries) * read > most_bytes:
+            return None
+        return self._engine.search_directly(
+            call.queries, params.k, call.nprobe, call.kept, call.live, call.spare, tell=True
+        )
 
     def submit(
         self,

@@ -131,6 +131,7 @@ class Served:
             candidates=self.candidates,
             filters=filters,
             most_nprobe=max(index.nlist, most_nprobe),
+            reads_disk=self.warmed.nbytes < self.warmed.total_bytes,
         )
         copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
         self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)

@@ -32,7 +32,7 @@ CORES, INDEX_PART = 32, 1.5
 SEARCH_MS = 100.0
 _REQUESTS = 800
 #: Of all of the above; another one makes kept projections stale.
-PROJECTION_RECIPE = 1
+PROJECTION_RECIPE = 2
 
 Progress = Callable[[str, int, int | None], None]
 

@@ -5,7 +5,6 @@ Searches are coroutines of one event loop; all other calls may block and belong 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -51,6 +50,7 @@ from hybridindex.service.reload import Generations
 from hybridindex.service.searches import (
     TURN_CELLS,
     Observation,
+    RouterSearches,
     SearchRequest,
     SearchTrace,
     Traces,
@@ -67,9 +67,6 @@ __all__ = ["Service"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger queries are checked and copied on a thread, not on the event loop.
-_LARGE_BYTES = 1 << 20
-_FILTERS = {"allow_ids", "deny_ids", "where"}
 #: How long the end of the service waits for a reload to notice it.
 _RELOAD_ENDS_S = 60.0
 
@@ -133,6 +130,7 @@ class Service(OfOneProcess):
         self._closed = False
         #: Large queries and filters are prepared here: a long condition holds nobody up but others.
         self._preparing = ThreadPoolExecutor(2, thread_name_prefix="hybridindex-prepare")
+        self._searches = RouterSearches(self._preparing)
         self.n_observer_errors = 0  # that raised
 
     @classmethod
@@ -274,9 +272,7 @@ class Service(OfOneProcess):
                     options["deadline_ms"] = max((deadline_s - self.clock()) * 1e3, 1e-3)
                     options["min_nprobe"] = request.min_nprobe or 1
                 queries = request.queries if step == n else request.queries[at : at + step]
-                parts.append(
-                    await self._run(queries, request.k, nprobe, options, serving.router if session is None else session)
-                )
+                parts.append(await self._searches(queries, request.k, nprobe, options, session or serving.router))
                 at += step
                 if at >= n:
                     break
@@ -306,16 +302,6 @@ class Service(OfOneProcess):
             filtered=bool(request.row_filter),
         )
         return result
-
-    async def _run(
-        self, queries: F32, k: int, nprobe: int, options: dict[str, Any], searched: Router | Session
-    ) -> SearchResult:
-        # Filters are made where they are asked for.
-        if queries.nbytes <= _LARGE_BYTES and not options.keys() & _FILTERS:
-            return await searched.asearch(queries, k, nprobe, **options)
-        submit = partial(searched.submit, queries, k, nprobe, **options)
-        waiting = await asyncio.get_running_loop().run_in_executor(self._preparing, submit)
-        return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation, refresher: Refresher | None, *, filtered: bool) -> None:
         try:

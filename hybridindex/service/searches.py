@@ -1,23 +1,48 @@
-"""A search as a client asked for it, whatever it came by; what a trace is told on its way, and observers at its end."""
+"""A search as a client asked for it, whatever it came by; where it is made; what a trace is told on its way, and
+observers at its end."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from hybridindex.router.batch.stages import BatchReport
+from hybridindex.router.router import Router
+from hybridindex.router.session import Session
 from hybridindex.types import F32, I64, SearchResult
 
-__all__ = ["TURN_CELLS", "Observation", "SearchRequest", "SearchTrace", "Traces", "joined", "load_of"]
+__all__ = [
+    "TURN_CELLS",
+    "LoopTime",
+    "Observation",
+    "RouterSearches",
+    "SearchRequest",
+    "SearchTrace",
+    "Traces",
+    "joined",
+    "load_of",
+]
 
 #: Queries times their nprobe, k or candidates in one turn of a large request: others wait for no more than a turn.
 TURN_CELLS = 1 << 17
 #: A query of more cells counts as several: as many turns share the router as there are small searches.
 _CELLS_PER_QUERY = 128
+#: Larger queries are checked and copied on a thread, not on the event loop.
+_LARGE_BYTES = 1 << 20
+_FILTERS = {"allow_ids", "deny_ids", "where"}
+#: Searches that read no more are made on the event loop where the engine is idle: handing them over takes as long.
+_SMALL_BYTES = 2 << 20
+#: Those that read no more, about a millisecond, too, unless the loop has searched for half of its time: where many
+#: come, the engine makes one batch of them.
+_SHORT_BYTES = 16 << 20
 
 
 def load_of(n: int, width: int) -> int:
@@ -52,6 +77,49 @@ class SearchRequest:
         """What says which rows may be answered; empty: all may."""
         asked = {"allow_ids": self.allow_ids, "deny_ids": self.deny_ids, "where": self.where}
         return {name: value for name, value in asked.items() if value is not None}
+
+
+class LoopTime:
+    """How much the event loop may search itself."""
+
+    def __init__(self) -> None:
+        #: From when on it has time for another short search, as of :func:`time.perf_counter`.
+        self._free_from_s = 0.0
+
+    def most_bytes(self) -> int:
+        """That one search may read."""
+        return _SMALL_BYTES if time.perf_counter() < self._free_from_s else _SHORT_BYTES
+
+    def spent(self, since_s: float) -> None:
+        """On a search that began then."""
+        now_s = time.perf_counter()
+        self._free_from_s = now_s + (now_s - since_s)
+
+
+class RouterSearches:
+    """Has admitted searches made: on the event loop, by the router's engine, or, of large ones, by way of a thread."""
+
+    def __init__(self, preparing: Executor) -> None:
+        self._preparing = preparing
+        self.loop_time = LoopTime()
+
+    async def __call__(
+        self, queries: F32, k: int, nprobe: int, options: dict[str, Any], searched: Router | Session
+    ) -> SearchResult:
+        """Raises: as :meth:`hybridindex.router.router.Router.search`."""
+        # Filters are made where they are asked for.
+        if queries.nbytes > _LARGE_BYTES or options.keys() & _FILTERS:
+            submit = partial(searched.submit, queries, k, nprobe, **options)
+            waiting = await asyncio.get_running_loop().run_in_executor(self._preparing, submit)
+            return await asyncio.wrap_future(waiting)
+        if isinstance(searched, Router) and not options.keys() - {"candidates"}:
+            await asyncio.sleep(0)  # what is ready goes first: a task that only searches must not keep the loop
+            began_s = time.perf_counter()
+            found = searched.search_directly(queries, k, nprobe, **options, most_bytes=self.loop_time.most_bytes())
+            if found is not None:
+                self.loop_time.spent(began_s)
+                return found
+        return await searched.asearch(queries, k, nprobe, **options)
 
 
 class SearchTrace(Protocol):

@@ -91,8 +91,10 @@ class BatchReports:
         )
         self._tell(report, told)
 
-    def tell_of_scan(self, k: int, nprobe: int, n_queries: int, stages: Sequence[tuple[str, float, float]]) -> None:
-        """As :meth:`tell`, of lists that another node chose, scanned at once; ``stages``: name, start and end."""
+    def tell_of_one(
+        self, k: int, nprobe: int, n_queries: int, stages: Sequence[tuple[str, float, float]], candidates: int = 0
+    ) -> None:
+        """As :meth:`tell`, of a call that was answered at once and is counted; ``stages``: name, start and end."""
         number = self.next_number()
         if not self.listeners:
             return
@@ -102,7 +104,7 @@ class BatchReports:
             n_queries=n_queries,
             k=k,
             nprobe=nprobe,
-            candidates=0,
+            candidates=candidates,
             started_s=stages[0][1],
             queue_s=(0.0,),
             stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=b - a) for s, a, b in stages),

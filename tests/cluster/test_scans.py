@@ -22,8 +22,8 @@ from hybridindex.router import Router
 from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.frames import ANSWER, ASK, HEAD_BYTES, REFUSAL, frame
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan
+from hybridindex.service import searches as searches_module
 from hybridindex.service.auth import new_key
-from hybridindex.service.http.nodes import scans as scans_module
 from hybridindex.service.http.nodes.scans import Scans
 from tests.cluster.searches import K, wait_until
 from tests.clustered import clustered, small_index
@@ -115,7 +115,7 @@ def test_a_scan_finds_what_one_machine_finds(index, node):
 
 
 def test_the_event_loop_makes_short_scans_in_half_of_its_time(index, monkeypatch):
-    monkeypatch.setattr(scans_module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(searches_module, "_SMALL_BYTES", 0)
     scan = scan_of(index, [0, 1, -1, 5, 6, 7])
     with Router(index) as router:
         serving = SimpleNamespace(index=SimpleNamespace(ivf=index), router=router)
@@ -128,11 +128,11 @@ def test_the_event_loop_makes_short_scans_in_half_of_its_time(index, monkeypatch
         began_s = time.perf_counter()
         at_once = ask()
         assert isinstance(at_once, bytes)
-        assert scans._free_from_s > began_s
-        scans._free_from_s = math.inf
+        assert scans._loop_time._free_from_s > began_s
+        scans._loop_time._free_from_s = math.inf
         assert asyncio.run(ask()) == at_once
-        scans._free_from_s = 0.0
-        monkeypatch.setattr(scans_module, "_SHORT_BYTES", 0)
+        scans._loop_time._free_from_s = 0.0
+        monkeypatch.setattr(searches_module, "_SHORT_BYTES", 0)
         assert asyncio.run(ask()) == at_once
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hybridindex.errors import DamagedListsError, RouterClosedError, RouterError
+from hybridindex.errors import DamagedListsError, InvalidInputError, RouterClosedError, RouterError
 from hybridindex.router import Router
 from hybridindex.router.direct import DirectSearch
 from tests.clustered import NLIST, clustered, small_index
@@ -194,3 +194,60 @@ def test_a_closed_router_searches_no_more(tmp_path, direct):
         with pytest.raises(RouterClosedError):
             router.search(clustered(1))
     assert direct == [1]
+
+
+def test_a_search_on_an_event_loop_tells_who_listens_at_once(router, direct):
+    reports = []
+    queries = clustered(2, seed=4)
+    expected = router.submit(queries, 10, 8).result(WAIT_S)
+    settled(router, 1)
+    router.on_batch.append(lambda report: reports.append((report, threading.current_thread())))
+    try:
+        found = router.search_directly(queries, 10, 8)
+        router.submit(queries, 10, 8).result(WAIT_S)
+        for _ in range(WAIT_S * 100):
+            if len(reports) == 2:
+                break
+            threading.Event().wait(0.01)
+    finally:
+        router.on_batch.clear()
+    assert direct == [2]
+    assert differences(found, expected) == 0
+    (own, thread), (batch, _) = reports
+    assert thread is threading.current_thread()
+    assert (own.n_requests, own.n_queries, own.k, own.nprobe) == (1, 2, 10, 8)
+    assert (own.n_requests, own.n_queries, own.k, own.nprobe) == (
+        batch.n_requests,
+        batch.n_queries,
+        batch.k,
+        batch.nprobe,
+    )
+    assert own.candidates == batch.candidates
+    assert batch.number == own.number + 1
+    own_stages, batch_stages = ([time.stage for time in report.stages] for report in (own, batch))
+    assert set(batch_stages) - set(own_stages) <= {"merge"}
+    ends = [(time.started_s, time.ended_s) for time in own.stages]
+    assert all(a <= b for a, b in ends)
+    assert ends == sorted(ends)
+
+
+def test_what_needs_a_batch_is_not_searched_on_an_event_loop(router, direct):
+    queries = clustered(2)
+    assert router.search_directly(queries, 5, 4, most_bytes=1) is None
+    assert router.search_directly(clustered(64), 5, NLIST, most_bytes=10_000) is None
+    with Router(router._served.index.rows, devices=["cpu"], device_budget_bytes=1 << 20, precision="rows") as beside:
+        assert beside.search_directly(queries, 5, 4) is None
+    with Router(router._served.index.rows, precision=router.config.precision, warm_bytes=0) as cold:
+        assert cold.search_directly(queries, 5, 4) is None
+    assert direct == []
+    with pytest.raises(InvalidInputError, match="k"):
+        router.search_directly(queries, 0, 4)
+    assert router.search_directly(queries, 5, 4, most_bytes=1 << 30) is not None
+
+
+def test_a_closed_router_does_not_search_on_an_event_loop(tmp_path):
+    with small_index(tmp_path / "i") as index:
+        router = Router(index)
+        assert router.search_directly(clustered(1)) is not None
+        router.close()
+        assert router.search_directly(clustered(1)) is None

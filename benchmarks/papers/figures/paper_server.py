@@ -183,7 +183,7 @@ def _printed(service: LLMService, factor: float) -> LLMProfile:
 
 @cache
 def _first_token_s(llm: str) -> float:
-    """Without load: what makes p90 at 95 % of the throughput Table I's SLO, "the latency at the throughput limit"."""
+    """What makes p90 at 95 % of the throughput Table I's SLO, "the latency at the throughput limit"."""
     service, slo_s = service_of(llm), numbers(PAPER, "llm_slo")[list(LLMS).index(llm)] / 1e3
     profile, low, high = _printed(service, _slower(llm)), 0.0, slo_s
     arrivals = poisson(0.95 * profile.throughput_rps, 4000, seed=0).arrivals

@@ -33,16 +33,16 @@ def put(owner: Any, name: str, value: Any) -> None:
 
 def _hold(file: Path) -> None:
     """Searches that were admitted do not go on while the file is there."""
-    from hybridindex.service.core import Service
+    from hybridindex.service.searches import RouterSearches
 
-    run = Service._run
+    run = RouterSearches.__call__
 
-    async def held(self: Service, *args: Any) -> Any:
+    async def held(self: RouterSearches, *args: Any) -> Any:
         while file.exists():
             await asyncio.sleep(0.005)
         return await run(self, *args)
 
-    put(Service, "_run", held)
+    put(RouterSearches, "__call__", held)
 
 
 def _break(file: Path) -> None:

@@ -58,13 +58,13 @@ def _drain_drops_searches() -> None:
 def _session_of_the_new_generation() -> None:
     from hybridindex.service.core import Service
 
-    run = Service._run
+    search = Service._search
 
     async def newest(self: Service, *args: Any) -> Any:
-        queries, k, nprobe, options, _ = args
-        return await run(self, queries, k, nprobe, options, self.router)
+        request, client, arrived, deadline_s, _, trace = args
+        return await search(self, request, client, arrived, deadline_s, None, trace)
 
-    put(Service, "_run", newest)
+    put(Service, "_search", newest)
 
 
 def _session_of_anybody() -> None:

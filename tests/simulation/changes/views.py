@@ -71,7 +71,7 @@ class View:
         found = None
         if deleted is None or deleted.share(index.count) <= 0.9:
             found = self._direct.search(queries, k, index.nlist, k + spare, live, spare)
-        return self._exactly(queries, k, None) if found is None else Seen(found.ids, found.distances)
+        return self._exactly(queries, k, None) if found is None else Seen(found[0].ids, found[0].distances)
 
     def _exactly(self, queries: F32, k: int, wanted: RowFilter | None) -> Seen:
         reply = _Kept()

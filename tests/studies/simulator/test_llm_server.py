@@ -28,11 +28,19 @@ def test_saturated_it_takes_what_the_profile_measured_at_that_kv_cache(index_byt
     assert told.kv_mean > 0.8
 
 
-def test_an_unloaded_request_takes_the_measured_ttft_and_its_steps():
+def test_an_unloaded_request_waits_for_no_step_and_takes_its_own():
     server = fit_llm(LLM, index_bytes=0, kv_bytes_per_token=PER_TOKEN)
     told = generate(np.array([5.0]), server)
-    assert told.first_token_s[0] == pytest.approx(5.0 + LLM.ttft_s)
+    assert told.first_token_s[0] == pytest.approx(5.0 + LLM.ttft_s - 0.9 * server.step_s)
     assert told.done_s[0] == pytest.approx(told.first_token_s[0] + 63 * server.step_s)
+
+
+def test_under_load_nine_of_ten_first_tokens_come_within_the_measured_ttft():
+    server = fit_llm(LLM, index_bytes=0, kv_bytes_per_token=PER_TOKEN)
+    # One at a time, at places of the steps that do not repeat.
+    ready = np.arange(4000) / (0.6 * server.capacity_rps) + np.random.default_rng(0).uniform(0, server.step_s, 4000)
+    waits = (generate(np.sort(ready), server).first_token_s - np.sort(ready))[500:]
+    assert float(np.quantile(waits, 0.9)) == pytest.approx(LLM.ttft_s, rel=0.1)
 
 
 def test_no_more_than_the_kv_cache_holds_decode_at_once():

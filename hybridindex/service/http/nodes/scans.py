@@ -17,6 +17,7 @@ from hybridindex.service.http.bodies import hold
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.intake.request_memory import Charge
+from hybridindex.service.searches import LoopTime
 from hybridindex.service.serving import Serving
 from hybridindex.types import SearchResult
 
@@ -24,11 +25,6 @@ __all__ = ["Scans", "other_generation"]
 
 #: Most queries and lists of one scan, and of its options.
 _MOST_ROWS, _MOST_WIDTH, _MOST_OPTIONS = 1 << 16, 1 << 20, 16
-#: Scans of no more work are made on the event loop where the engine is idle: handing them over takes as long.
-_SMALL_BYTES = 2 << 20
-#: Scans of no more work, about a millisecond, too, unless scans have had half of the loop's time: where many come, the
-#: engine makes one batch of them.
-_SHORT_BYTES = 16 << 20
 #: Bytes of arrays whose filters are unpacked on the event loop.
 _SMALL_BODY = 1 << 13
 _OPTIONS = {"of", "n", "d", "w", "k", "f"}
@@ -39,8 +35,7 @@ class Scans:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        #: From when on the loop has time for another short scan, as of :func:`time.perf_counter`.
-        self._free_from_s = 0.0
+        self._loop_time = LoopTime()
 
     def _serving(self, of: str | None) -> Serving:
         """Raises ProblemError: the generation is not open here."""
@@ -80,12 +75,11 @@ class Scans:
     def _at_once(self, serving: Serving, asked: AskedScan, k: int) -> SearchResult | None:
         """Scans on the event loop. None: the scan is not short, or the engine or the loop has other work."""
         nbytes = int(serving.index.ivf.list_bytes[asked.probes[asked.probes >= 0]].sum())
-        began_s = time.perf_counter()
-        if nbytes > (_SMALL_BYTES if began_s < self._free_from_s else _SHORT_BYTES):
+        if nbytes > self._loop_time.most_bytes():
             return None
+        began_s = time.perf_counter()
         found = serving.router.scan_directly(asked.queries, k, asked.given())
-        ended_s = time.perf_counter()
-        self._free_from_s = ended_s + (ended_s - began_s)
+        self._loop_time.spent(began_s)
         return found
 
     async def _later(self, of: str | None, asked: AskedScan, k: int, *, on_thread: bool) -> bytes:
