@@ -89,9 +89,9 @@ def fit_llm(
     that leaves no room for a request.
 
     mu(KV) is the profile's curve (measured points, or the linear rule). The profile's TTFT is that of nine requests of
-    ten where all slots are taken: the wait for the step under way, which the simulation adds, is left out of it. The rest
-    is prefill, at most half of 1/mu of it as work, since engines prefill requests together. Steps take the rest of 1/mu,
-    whatever the batch.
+    ten where all slots are taken: the wait for the step under way, which the simulation adds, is left out of it. The
+    rest is prefill, at most half of 1/mu of it as work, since engines prefill requests together. Steps take the rest of
+    1/mu, whatever the batch.
 
     Args:
         share: the LLM's part of the devices; the others serve retrieval alone.
