@@ -69,20 +69,18 @@ class DirectSearch:
         else:
             candidates = int(np.count_nonzero(ids >= 0))
             distances, ids = codes.reranker.rerank(queries, ids, k + spare)
+        if live is not None and live.deleted is not None:
+            left = live.deleted.leave_out(distances, ids, k)
+            if left is None:
+                return None
+            distances, ids = left
         merged_s = now()
         added: Stages = ()
-        if live is not None:
-            if live.deleted is not None:
-                left = live.deleted.leave_out(distances, ids, k)
-                if left is None:
-                    return None
-                distances, ids = left
-            if live.added is not None:
-                merged_s = now()
-                found = self._added.scan(live.added, queries, probes, k)
-                if found is not None:
-                    merge_added(distances, ids, found, keep_max=self._keep_max)
-                added = ((ADDED_SCAN, merged_s, now()),)
+        if live is not None and live.added is not None:
+            found = self._added.scan(live.added, queries, probes, k)
+            if found is not None:
+                merge_added(distances, ids, found, keep_max=self._keep_max)
+            added = ((ADDED_SCAN, merged_s, now()),)
         if integrity.marks[0] != seen:
             return None
         self._pace.observe(part.total_bytes, now() - quantized_s)

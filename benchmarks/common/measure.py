@@ -47,15 +47,14 @@ _WIDTH = 200
 
 
 def require_passive() -> None:
-    """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE, and with the kernels that OpenBLAS should run on this
-    CPU, where they are not set: faiss and its OpenBLAS read them when they load, whoever loads them."""
+    """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE where it is not set: OpenMP reads it when it loads.
+    Names the kernels that OpenBLAS should run on this CPU, to whoever loads faiss from now on."""
     from hybridindex.index.faiss_model import blas_kernels
 
-    wanted = {"OMP_WAIT_POLICY": "PASSIVE"}
     if _BLAS_CHOICE not in os.environ and (kernels := blas_kernels()):
-        wanted[_BLAS_CHOICE] = kernels
-    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE" or len(wanted) > 1:
-        os.environ.update(wanted)
+        os.environ[_BLAS_CHOICE] = kernels
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.execv(sys.executable, [sys.executable, "-m", *_module_arguments()])
 
 
