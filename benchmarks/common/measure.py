@@ -41,7 +41,6 @@ __all__ = [
 #: Set for a process that is one part of a larger benchmark and must not outlive it, or it would keep the device.
 PART = "HYBRIDINDEX_BENCHMARK_PART"
 _PR_SET_PDEATHSIG = 1
-_BLAS_CHOICE = "OPENBLAS_CORETYPE"
 #: Of tables that go to a file or a pipe, whose readers have no width.
 _WIDTH = 200
 
@@ -49,10 +48,10 @@ _WIDTH = 200
 def require_passive() -> None:
     """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE where it is not set: OpenMP reads it when it loads.
     Names the kernels that OpenBLAS should run on this CPU, to whoever loads faiss from now on."""
-    from hybridindex.index.faiss_model import blas_kernels
+    from hybridindex.index.faiss_model import BLAS_CHOICE, blas_kernels
 
-    if _BLAS_CHOICE not in os.environ and (kernels := blas_kernels()):
-        os.environ[_BLAS_CHOICE] = kernels
+    if BLAS_CHOICE not in os.environ and (kernels := blas_kernels()):
+        os.environ[BLAS_CHOICE] = kernels
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.execv(sys.executable, [sys.executable, "-m", *_module_arguments()])
@@ -80,6 +79,7 @@ def environment() -> dict[str, Any]:
     """Machine, versions, load: what a number means nothing without."""
     import hybridindex
     from hybridindex.extension import native
+    from hybridindex.index.faiss_model import BLAS_CHOICE
     from hybridindex.profiler.hardware import hardware_info
     from hybridindex.tiers.contract.driver import driver_version
 
@@ -104,7 +104,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
-        "blas_kernels": os.environ.get(_BLAS_CHOICE, ""),
+        "blas_kernels": os.environ.get(BLAS_CHOICE, ""),
         "load_average": os.getloadavg()[0],
     }
 

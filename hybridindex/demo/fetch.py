@@ -35,7 +35,7 @@ class AptArchive:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
-        self._updated, self._problem = False, ""
+        self._tried, self._problem = False, ""
         self._updating = threading.Lock()
 
     @staticmethod
@@ -72,8 +72,8 @@ class AptArchive:
     def update(self) -> None:
         """Fetch the package lists, once per object also where that fails: if no list at all is there afterwards."""
         with self._updating:
-            if not self._updated:
-                self._updated = True
+            if not self._tried:
+                self._tried = True
                 try:
                     self._fetch_lists()
                 except FetchError as error:

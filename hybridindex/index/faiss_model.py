@@ -25,6 +25,7 @@ from hybridindex.index.on_disk_lists import on_disk_names
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = [
+    "BLAS_CHOICE",
     "LoadedModel",
     "apply_transforms",
     "blas_kernels",
@@ -50,7 +51,8 @@ __all__ = [
 _WRITE_CHUNK_BYTES = 1 << 20
 #: OpenBLAS's names of the kernels for an instruction set.
 _BLAS_KERNELS = {"amx": "SkylakeX", "avx512": "SkylakeX", "avx2": "Haswell"}
-_BLAS_CHOICE = "OPENBLAS_CORETYPE"
+#: The environment variable that chooses them, read when OpenBLAS is loaded.
+BLAS_CHOICE = "OPENBLAS_CORETYPE"
 _FAISS_PLACE = re.compile(r"^Error in .* at \S+:[0-9]+: ")
 
 
@@ -81,14 +83,14 @@ def _fast_blas() -> Iterator[None]:
     """Names the kernels to an OpenBLAS that is loaded within. The one in faiss's wheels gives every CPU that is newer
     than itself kernels of 2004, with which training takes several times as long. A user's own choice stands."""
     kernels = blas_kernels()
-    if "faiss" in sys.modules or _BLAS_CHOICE in os.environ or not kernels:
+    if "faiss" in sys.modules or BLAS_CHOICE in os.environ or not kernels:
         yield
         return
-    os.environ[_BLAS_CHOICE] = kernels
+    os.environ[BLAS_CHOICE] = kernels
     try:
         yield
     finally:
-        os.environ.pop(_BLAS_CHOICE, None)
+        os.environ.pop(BLAS_CHOICE, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
