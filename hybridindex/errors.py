@@ -361,16 +361,17 @@ class UnreachableError(ServiceError):
     """Nothing answers at the daemon's address."""
 
 
-def how_to_install(extra: str) -> str:
-    """``pip install`` with what an extra brings, by the packages' own names: no package index has hybridindex."""
+def how_to_install(*extras: str) -> str:
+    """``pip install`` with what extras bring, by the packages' own names: no package index has hybridindex."""
     import re
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         needed = requires("hybridindex") or []
     except PackageNotFoundError:
-        return f"in the source of hybridindex: pip install '.[{extra}]'"
-    found = [entry.partition(";")[0].strip() for entry in needed if re.search(rf"extra == .{extra}.$", entry)]
+        return f"in the source of hybridindex: pip install '.[{','.join(extras)}]'"
+    of_extras = re.compile(rf"extra == .({'|'.join(extras)}).$")
+    found = [entry.partition(";")[0].strip() for entry in needed if of_extras.search(entry)]
     return "pip install " + " ".join(f"'{package}'" for package in found)
 
 

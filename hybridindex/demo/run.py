@@ -6,6 +6,7 @@ Steps that were done are kept beside the output and not done again: data, index,
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import time
@@ -25,7 +26,7 @@ from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.projection import PROJECTION_RECIPE, Projection, check_hardware, project
 from hybridindex.demo.same_answers import Lookaheads, SameAnswers, compare_answers, measure_lookahead
-from hybridindex.errors import HybridIndexError, ProfileError
+from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError, how_to_install
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
 from hybridindex.types import F32, Profile
@@ -85,9 +86,11 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
     ``hardware``: what the last act is projected for, such as h100; on a GPU it is measured.
 
     Raises:
+        MissingDependencyError: a package is missing; nothing was done.
         HybridIndexError: a step failed; steps before it are kept.
     """
     check_hardware(hardware)
+    _check_packages()
     filesystem.make_folder(output, parents=True, exist_ok=True)
     name, label = _choose_device(device)
     stand_in = "stand-in" in label
@@ -125,6 +128,16 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
         load=tuple(_serve(index, designs, plan, test, progress)),
         notes=(*data.notes, *_stand_in_note(stand_in=stand_in), *notes),
     )
+
+
+def _check_packages() -> None:
+    """Names all that is missing before anything is fetched."""
+    names = ("faiss", "matplotlib", "safetensors", "tokenizers", "torch")
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        raise MissingDependencyError(
+            f"the demo needs {', '.join(missing)}: {how_to_install('demo', 'device')}; uv installs them where they are "
+            "asked for: uvx --from 'hybridindex[demo,device]' hybridindex demo"
+        )
 
 
 def _choose_device(device: str) -> tuple[str, str]:

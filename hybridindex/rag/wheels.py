@@ -1,4 +1,5 @@
-"""Pinned wheels as files to read data from, downloaded by this Python's pip. Nothing is installed, imported or run.
+"""Pinned wheels as files to read data from, downloaded by pip, this Python's or uv's. Nothing of them is installed,
+imported or run.
 
 The hosts are those that the machine's own pip is set up to use.
 """
@@ -6,7 +7,9 @@ The hosts are those that the machine's own pip is set up to use.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -78,21 +81,17 @@ def find_wheel(spec: WheelSpec, folder: Path) -> Path | None:
 def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
     """The wheel as a file in ``folder``, downloaded unless it is there and intact.
 
-    Raises MissingDependencyError where this Python has no pip, FetchError where the download fails or its content is
-    not the pinned one.
+    Raises MissingDependencyError where there is neither pip nor uv, FetchError where the download fails or its content
+    is not the pinned one.
     """
     filesystem.make_folder(folder, parents=True, exist_ok=True)
     for present in filesystem.list_folder(folder, f"{spec.name.replace('-', '_')}-{spec.version}-*.whl"):
         if sha256_of(present) == spec.sha256:
             return present
         filesystem.unlink(present)
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0:
-        raise MissingDependencyError(
-            f"{spec.requirement} is fetched with pip, which {sys.executable} does not have; run "
-            f"'{sys.executable} -m ensurepip' and try again"
-        )
+    pip = _pip(spec)
     with filesystem.scratch_folder(".tmp-pip-", folder) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--quiet"]
         command += ["--disable-pip-version-check", "--no-input", *spec.pip_options, "--dest", scratch, spec.requirement]
         run_command(command, timeout_s=_PIP_TIMEOUT_S, what=f"download of {spec.requirement} ({spec.size_mb:.0f} MB)")
         wheels = filesystem.list_folder(scratch, "*.whl")
@@ -107,3 +106,15 @@ def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
         target = folder / wheels[0].name
         filesystem.replace(wheels[0], target)
     return target
+
+
+def _pip(spec: WheelSpec) -> list[str]:
+    """How pip is called: as this Python's module, or run by uv, whose environments have none."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if (uv := os.environ.get("UV") or shutil.which("uv")) is not None:  # uv tells its own path to what it runs
+        return [uv, "tool", "run", "--quiet", "--python", sys.executable, "pip"]
+    raise MissingDependencyError(
+        f"{spec.requirement} is fetched with pip, which {sys.executable} does not have; run "
+        f"'{sys.executable} -m ensurepip' and try again"
+    )

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from hybridindex.demo import run
+from hybridindex.errors import MissingDependencyError
 
 
 def test_the_log_is_split_in_two_halves_in_its_order(monkeypatch) -> None:
@@ -19,3 +23,14 @@ def test_the_log_is_split_in_two_halves_in_its_order(monkeypatch) -> None:
         assert np.all(np.diff(part) > 0)
     assert test[-1] > 90
     assert test[0] < 10
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    gone = ("faiss", "torch")
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None if name in gone else there(name))
+    output = tmp_path / "demo"
+    with pytest.raises(MissingDependencyError, match=r"needs faiss, torch: .*torch.*uvx --from .*demo,device") as caught:
+        run.run_demo(output, device="auto", hardware="h100", progress=lambda *_: None, say=lambda _: None)
+    assert "faiss-cpu" in str(caught.value)
+    assert not output.exists()

@@ -52,8 +52,21 @@ def test_a_wheel_of_other_content_is_refused_and_not_kept(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_only_uv_is_uv_runs_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _pip_that_writes(_CONTENT)
+    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("UV", "/opt/uv")
+    assert fetch_wheel(_SPEC, tmp_path).read_bytes() == _CONTENT
+    (command,) = run.commands
+    assert command[:3] == ["/opt/uv", "tool", "run"]
+    assert command[command.index("pip") + 1] == "download"
+
+
 def test_a_python_without_pip_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels.subprocess, "run", FakeRun(lambda arguments, cwd: (1, b"", b"No module named pip")))
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.shutil, "which", lambda program: None)
+    monkeypatch.delenv("UV", raising=False)
     with pytest.raises(MissingDependencyError, match="ensurepip"):
         fetch_wheel(_SPEC, tmp_path)
 
