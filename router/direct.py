@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.batch import GivenProbes
@@ -17,9 +18,13 @@ from hybridindex.router.batch.split import split_probes
 from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
-from hybridindex.types import F32, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["DirectSearch", "Stages"]
+
+#: While more of the latest calls than this probed lists that are not here, few calls are quantized to see it.
+_MOST_IN_VAIN = 0.75
+_TENTH, _FORGET = 0.1, 0.998
 
 #: Of a call: name, start and end of each, as of :func:`time.perf_counter`.
 Stages = tuple[tuple[str, float, float], ...]
@@ -40,20 +45,28 @@ class DirectSearch:
         self._list_device = np.full(index.nlist, -1, dtype=np.int16)
         self._keep_max = index.metric == "ip"
         self._stats, self._pace = parts.stats, parts.host_pace
+        #: Of the latest calls, about: the part that was quantized and not scanned, for lists that are not here.
+        self._in_vain = 0.0
 
     def search(
         self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None, spare: int
     ) -> tuple[SearchResult, Stages, int] | None:
         """As :meth:`hybridindex.router.engine.Engine.search_directly`, its stages, and how many rows codes were
-        followed to. None: a list is damaged, a query probes none, or too many of its rows were deleted; nothing was
-        counted."""
+        followed to. None: a list is damaged or not here, a query probes none, or too many of its rows were deleted;
+        nothing was counted."""
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
-        seen = integrity.seen
-        if integrity.quarantined is not None:
+        seen, absent = integrity.seen, integrity.quarantined
+        if absent is not None and self._in_vain > _MOST_IN_VAIN:
+            self._in_vain *= _FORGET
             return None
         started_s = now()
         probes, coarse = self._host.quantize(self._index, queries, nprobe)
         quantized_s = now()
+        if absent is not None:
+            elsewhere = _probes_any(absent, probes)
+            self._in_vain += _TENTH * (elsewhere - self._in_vain)
+            if elsewhere:
+                return None
         if codes is not None:
             coarse = codes.centre_products(queries, probes, coarse)
         split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)
@@ -108,7 +121,7 @@ class DirectSearch:
         seen, absent = integrity.seen, integrity.quarantined
         if self._codes is not None or masks is not None:
             return None
-        if absent is not None and (absent[probes] & (probes >= 0)).any():
+        if absent is not None and _probes_any(absent, probes):
             return None
         started_s = time.perf_counter()
         split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)
@@ -128,3 +141,8 @@ class DirectSearch:
         self._stats.add_batch(seconds, n_queries=len(queries), host_bytes=part.total_bytes, for_node=True)
         result = SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
         return result, stages
+
+
+def _probes_any(absent: npt.NDArray[np.bool_], probes: I64) -> bool:
+    """``absent``: (nlist,); ``probes``: -1 is none."""
+    return bool((absent[probes] & (probes >= 0)).any())

@@ -364,8 +364,8 @@ class Router(OfOneProcess):
         most_bytes: int = 2 << 20,
     ) -> SearchResult | None:
         """As :meth:`search`, on the calling thread without any wait, such as an event loop that has the time: where
-        there is no device, all lists are in memory, the engine is idle, and nothing calls for a batch. None: it was not
-        searched; whether the router is closed, say the other calls.
+        there is no device, what is here is in memory, the engine is idle, and nothing calls for a batch. None: it was
+        not searched; whether the router is closed, say the other calls.
 
         Args:
             most_bytes: of centroids, lists and rows, about, that are read at most: a gigabyte takes about 0.1 s.

@@ -116,7 +116,7 @@ class Searcher:
     def search_directly(self, queries: Any, params: SearchParams, most_bytes: int) -> SearchResult | None:
         """:meth:`search` on the calling thread without a wait; whoever listens is told there. None: it needs a batch,
         or reads from disk, or more than ``most_bytes``."""
-        if self._reads_disk or self._index.integrity.quarantined is not None:
+        if self._reads_disk:
             return None
         call = self._check(queries, params, own=False)
         if call.filter is not None or call.short or len(call.queries) > call.at_once:

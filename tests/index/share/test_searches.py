@@ -74,6 +74,29 @@ def test_held_lists_are_searched_as_in_the_whole_index(make, codec, metric):
         assert check(pair, router) == (len(QUERIES), 0)
 
 
+def test_what_is_held_is_searched_without_a_wait_unless_most_is_not(make, monkeypatch):
+    pair = make()
+    quantized = []
+    quantize = type(pair.index).quantize
+    with Router(pair.index) as router:
+        monkeypatch.setattr(
+            type(router._served.host), "quantize", lambda _, *given: quantized.append(1) or quantize(*given)
+        )
+        pair.share.hold(pair.hottest()[:12], pair.source)
+        held = [row for row in range(len(QUERIES)) if not pair.lacking(row)]
+        lacking = [row for row in range(len(QUERIES)) if pair.lacking(row)]
+        for row in held[:3]:
+            assert pair.is_whole_answer(row, router.search_directly(QUERIES[row], K, NPROBE))
+        assert len(quantized) == 3
+        for row in (lacking * 20)[:400]:
+            assert router.search_directly(QUERIES[row], K, NPROBE) is None
+        assert 3 < len(quantized) < 100
+        # The queries have changed.
+        answered = [router.search_directly(QUERIES[held[0]], K, NPROBE) is not None for _ in range(100)]
+        assert all(answered[-50:])
+
+
+
 @pytest.mark.parametrize(("codec", "metric"), FORMS[:6])
 def test_a_plan_places_what_is_held(make, codec, metric):
     pair = make(codec=codec, metric=metric)
