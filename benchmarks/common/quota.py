@@ -10,8 +10,8 @@ from pathlib import Path
 
 __all__ = ["quotas"]
 
-#: A process that has used its part waits for the next period.
-_PERIOD_US = 4000
+#: A process that has used its part waits for the next period. The kernel gives no part of less than a millisecond.
+_PERIOD_US, _LEAST_US = 4000, 1000
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -24,17 +24,18 @@ def quotas(pids: Sequence[int], cores: float) -> Iterator[None]:
     """
     first = _ROOT / "cpu" / "cgroup.procs"
     parent = first.parent if first.exists() else _ROOT
-    quota_us = round(cores * _PERIOD_US)
+    period_us = max(_PERIOD_US, round(_LEAST_US / cores))
+    quota_us = round(cores * period_us)
     with ExitStack() as ending:
         for pid in pids:
             group = parent / f"hybridindex-{os.getpid()}-{pid}"
             group.mkdir()
             ending.callback(_remove, group, parent)
             if first.exists():
-                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_period_us").write_text(str(period_us))
                 (group / "cpu.cfs_quota_us").write_text(str(quota_us))
             else:
-                (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+                (group / "cpu.max").write_text(f"{quota_us} {period_us}")
             (group / "cgroup.procs").write_text(str(pid))
         yield
 

@@ -39,7 +39,10 @@ def measure_forecast(
     queries = mixed_queries(workload.centres, 2000, seed=1)
     message_s = 1e-6 * next(row["messages_us"] for row in routing["processor"] if row["queries"] == 1) / 2
     request_s, client_s = (1e-6 * routing["request"][name] for name in ("request_us", "client_us"))
-    network = Network(ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
+    # What a hop takes and no processor: the line, and processes that have to wake.
+    hops = [row for row in routing["rows"] if row["side"] == "node, all lists there"]
+    hop_s = max(0.0, 1e-6 * min(row["extra_us"] for row in hops) / 2 - message_s)
+    network = Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
     analyses = {}
     with open_index(workload.path) as index:
         for nprobe in sorted({row["nprobe"] for row in rate["rows"]}):
@@ -50,6 +53,7 @@ def measure_forecast(
         "request_us": 1e6 * request_s,
         "client_us": 1e6 * client_s,
         "message_us": 1e6 * message_s,
+        "hop_us": 1e6 * hop_s,
         "rows": _rates(workload, analyses, network, rate),
         "latencies": _latencies(workload, folder, analyses, network),
     }

@@ -20,6 +20,10 @@ __all__ = ["measure_rate"]
 
 #: An SLO below is of this machine's clock rather than of the nodes.
 _LEAST_SLO_S = 0.025
+#: Of the cores, what all nodes of the largest cluster may use together: the client takes about as much as they do.
+_NODES_PART = 0.4
+#: A rate that holds and one that does not are this near to each other in the end, as a part of the higher.
+_NEAR = 0.12
 #: Nodes and replicas; four at most, so that each may have the same part of a core.
 _CLUSTERS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2))
 _MOST_NODES = 4
@@ -32,10 +36,10 @@ def measure_rate(
 ) -> dict[str, Any]:
     """The highest rate with ``attainment`` at five times the median of one node without load, 25 ms at least.
 
-    Each daemon has one thread and a fifth less than its share of the cores, which leaves the rest to the client.
+    Each daemon has one thread and the same part of a core; the client has what is left.
     """
     queries = mixed_queries(workload.centres, 4096, seed=13)
-    share = 0.8 * len(os.sched_getaffinity(0)) / _MOST_NODES
+    share = _NODES_PART * len(os.sched_getaffinity(0)) / _MOST_NODES
     rows: list[dict[str, Any]] = []
     for nprobe in nprobes:
         slo_s = one = most = 0.0
@@ -49,7 +53,8 @@ def measure_rate(
                         alone_s = _alone(router, queries, nprobe)
                         slo_s = slo_s or max(5 * alone_s, _LEAST_SLO_S)
                         most = most or 1 / alone_s
-                        tried = _highest(router, queries, nprobe, slo_s, seconds, attainment, n * most)
+                        first = n * (one or most) / 4
+                        tried = _highest(router, queries, nprobe, slo_s, seconds, attainment, first)
                     # The highest that held; a lower one may have failed twice by chance.
                     rate = max((each["rate"] for each in tried if each["attainment"] >= attainment), default=0.0)
                     one = one or rate
@@ -63,19 +68,32 @@ def measure_rate(
                             "slo_ms": 1e3 * slo_s,
                             "rate": rate,
                             "of_linear": rate / (n * one) if one else 0.0,
+                            "client_cores": max(
+                                (each["client_cores"] for each in tried if each["rate"] == rate), default=0.0
+                            ),
                             "tried": tried,
                         }
                     )
     show(
         f"searches/s with {attainment:.0%} within the SLO; {share:.2f} of a core for each node",
-        ("nprobe", "nodes", "replicas", "chosen", "one search alone ms", "SLO ms", "searches/s", "of linear"),
+        (
+            "nprobe",
+            "nodes",
+            "replicas",
+            "chosen",
+            "one search alone ms",
+            "SLO ms",
+            "searches/s",
+            "of linear",
+            "cores of the client",
+        ),
         [
             (
                 r["nprobe"],
                 r["nodes"],
                 r["replicas"],
                 "by locality" if r["by_locality"] else "any",
-                *(r[name] for name in ("alone_ms", "slo_ms", "rate", "of_linear")),
+                *(r[name] for name in ("alone_ms", "slo_ms", "rate", "of_linear", "client_cores")),
             )
             for r in rows
         ],
@@ -95,16 +113,18 @@ def _alone(router: ClusterRouter, queries: F32, nprobe: int) -> float:
 def _highest(
     router: ClusterRouter, queries: F32, nprobe: int, slo_s: float, seconds: float, attainment: float, first: float
 ) -> list[dict[str, float]]:
-    """Doubles from ``first`` until the rate is too high, then halves the interval; what fails is tried once more."""
+    """Doubles from ``first`` until the rate is too high, then halves the interval; what fails is tried once more. With
+    each: how much of a core the client took."""
     tried: list[dict[str, float]] = []
 
     def holds(rate: float) -> bool:
         return once(rate) or once(rate)
 
     def once(rate: float) -> bool:
-        load = Load(router, queries, rate, nprobe)
+        load, began_s, used_s = Load(router, queries, rate, nprobe), time.monotonic(), time.process_time()
         # A queue that grows has to outgrow the SLO meanwhile.
         time.sleep(max(seconds, 6 * slo_s))
+        client = (time.process_time() - used_s) / (time.monotonic() - began_s)
         taken = load.end()
         # The first half second is the connections'.
         settled = taken.seconds[taken.due_s > taken.due_s[0] + 0.5]
@@ -114,6 +134,7 @@ def _highest(
                 "attainment": float((settled <= slo_s).mean()),
                 "p50_ms": 1e3 * float(np.median(settled)),
                 "p99_ms": 1e3 * float(np.percentile(settled, 99, method="lower")),
+                "client_cores": client,
             }
         )
         return tried[-1]["attainment"] >= attainment
@@ -121,7 +142,7 @@ def _highest(
     low, high = 0.0, first
     while high < _MOST_RATE and holds(high):
         low, high = high, 2 * high
-    for _ in range(4):
+    while high - low > _NEAR * high:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return tried
