@@ -1,18 +1,37 @@
-"""Processes that get a fixed part of a core, by the kernel's control groups (version 1 or 2)."""
+"""Processes that have a core each, or a fixed part of one by the kernel's control groups (version 1 or 2)."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["quotas"]
+__all__ = ["pinned", "quotas"]
 
 #: A process that has used its part waits for the next period. The kernel gives no part of less than a millisecond.
 _PERIOD_US, _LEAST_US = 4000, 1000
 _ROOT = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def pinned(pids: Sequence[int]) -> Iterator[None]:
+    """Each process, with all of its threads, runs on one core: in turn, on those that this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    for number, pid in enumerate(pids):
+        _pin(pid, {cores[number % len(cores)]})
+    try:
+        yield
+    finally:
+        for pid in pids:
+            _pin(pid, set(cores))
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.measure import show
+from benchmarks.common.quota import pinned
 from benchmarks.service.cluster.nodes import Workload, mixed_queries, nodes
 from hybridindex.api import open_index
 from hybridindex.cluster.router import ClusterRouter
@@ -120,7 +121,8 @@ def _latencies(
         with nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")) as cluster:
             for nprobe, analysis in analyses.items():
                 for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
-                    with cluster.router(by_locality=by_locality) as router:
+                    pids = [process.pid for process in cluster.processes.values()]
+                    with pinned(pids), cluster.router(by_locality=by_locality) as router:
                         seconds = [_timed(router, query, nprobe) for query in queries[: _BEFORE + _SEARCHES]]
                     measured_s = float(np.median(seconds[_BEFORE:]))
                     rate = 0.1 / measured_s

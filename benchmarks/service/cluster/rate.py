@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.measure import show
-from benchmarks.common.quota import quotas
+from benchmarks.common.quota import pinned, quotas
 from benchmarks.service.cluster.load import Load
 from benchmarks.service.cluster.nodes import Workload, mixed_queries, nodes
 from hybridindex.cluster.router import ClusterRouter
@@ -20,8 +20,8 @@ __all__ = ["measure_rate"]
 
 #: An SLO below is of this machine's clock rather than of the nodes.
 _LEAST_SLO_S = 0.025
-#: Of the cores, what all nodes of the largest cluster may use together: the client takes about as much as they do.
-_NODES_PART = 0.4
+#: Of the cores, what all nodes of the largest cluster may use together. The client has the rest.
+_NODES_PART = 0.6
 #: A rate that holds and one that does not are this near to each other in the end, as a part of the higher.
 _NEAR = 0.12
 #: Nodes and replicas; four at most, so that each may have the same part of a core.
@@ -36,7 +36,7 @@ def measure_rate(
 ) -> dict[str, Any]:
     """The highest rate with ``attainment`` at five times the median of one node without load, 25 ms at least.
 
-    Each daemon has one thread and the same part of a core; the client has what is left.
+    Each daemon has one thread and the same part of one core; the client has what is left.
     """
     queries = mixed_queries(workload.centres, 4096, seed=13)
     share = _NODES_PART * len(os.sched_getaffinity(0)) / _MOST_NODES
@@ -49,7 +49,7 @@ def measure_rate(
                 pids = [process.pid for process in cluster.processes.values()]
                 # All nodes are equal to a query that probes all lists.
                 for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
-                    with quotas(pids, share), cluster.router(by_locality=by_locality) as router:
+                    with pinned(pids), quotas(pids, share), cluster.router(by_locality=by_locality) as router:
                         alone_s = _alone(router, queries, nprobe)
                         slo_s = slo_s or max(5 * alone_s, _LEAST_SLO_S)
                         most = most or 1 / alone_s
