@@ -97,7 +97,15 @@ RUNS = (
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
     _run("service.cluster", None, name="cluster_generations", options="--parts generations"),
     _run("service.cluster", None, name="cluster_rate", options="--parts routing,rate,forecast"),
-    _run("service.cluster", None, name="cluster_rate_large", options="--parts rate --mib 1600 --nprobe 1024"),
+    _run(
+        "service.cluster", None, name="cluster_rate_four", options="--parts routing,rate,forecast --most-nodes 4"
+    ),
+    _run(
+        "service.cluster",
+        None,
+        name="cluster_rate_large",
+        options="--parts rate --most-nodes 4 --mib 1600 --nprobe 1024",
+    ),
     _run("papers.schedule_figures"),
     _run("papers.figures", "--quick"),
 )  # fmt: skip

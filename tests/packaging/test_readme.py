@@ -26,7 +26,7 @@ PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/start.m
 #: Why blocks of a page are not run.
 NOT_RUN = {
     "README.md": ["installs; a test follows what each line brings", "minutes, and the second is the suite itself"],
-    "docs/start.md": ["installs; a test follows what each line brings", "needs a server of an LLM"],
+    "docs/start.md": ["installs; a test follows what each line brings", "downloads", "needs a server of an LLM"],
 }
 #: For people who meet it for the first time.
 MOST_WORDS = 800

@@ -51,6 +51,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="searches/s of hang and kill")
     parser.add_argument("--answers-rate", type=float, default=400.0, help="queries/s of answers, about")
     parser.add_argument("--trials", type=int, help="of hang and kill; default 4")
+    parser.add_argument("--most-nodes", type=int, default=2, choices=(2, 4), help="of rate, one a core; default 2")
     parser.add_argument("--profile-seconds", type=float, default=15.0, help="of forecast, for each number of lists")
     parser.add_argument("--folder", type=Path, help="for the index and the shares; default a temporary one")
 
@@ -85,6 +86,7 @@ def main() -> None:
                 f,
                 seconds=1.5 if quick else 4.0,
                 nprobes=(args.nlist,) if quick else tuple(sorted({args.nprobe, args.nlist})),
+                most_nodes=args.most_nodes,
             ),
             "forecast": lambda w, f: measure_forecast(
                 w, f, results["rate"], results["routing"], 3.0 if quick else args.profile_seconds

@@ -72,7 +72,7 @@ def _rates(
     workload: Workload, analyses: dict[int, Analysis], network: Network, rate: dict[str, Any]
 ) -> list[dict[str, Any]]:
     share, rows = rate["cores_of_a_node"], []
-    for row in rate["rows"]:
+    for row in [*rate["rows"], *_unmeasured(rate["rows"])]:
         inputs = _inputs(
             workload,
             analyses[row["nprobe"]],
@@ -80,7 +80,7 @@ def _rates(
             row["nodes"],
             row["replicas"],
             slo_s=share * row["slo_ms"] / 1e3,
-            rate=row["rate"] / share,
+            rate=(row["rate"] or row["nodes"] * row.get("of_one", 1.0)) / share,
             by_locality=row["by_locality"],
         )
         (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
@@ -109,6 +109,16 @@ def _rates(
         ],
     )
     return rows
+
+
+def _unmeasured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Clusters of four nodes, where there are no cores for them."""
+    if any(row["nodes"] == 4 for row in rows):
+        return []
+    empty = {"rate": None, "of_linear": None, "nodes": 4}
+    twos = [row for row in rows if row["nodes"] == 2]
+    ones = {row["nprobe"]: row["rate"] for row in rows if row["nodes"] == 1}
+    return [{**row, **empty, "of_one": ones[row["nprobe"]]} for row in twos]
 
 
 def _latencies(

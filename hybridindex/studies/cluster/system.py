@@ -34,18 +34,18 @@ class Network:
     """Costs of asking a node. The defaults were measured on loopback, two daemons on one machine (docs/simulator.md).
     Raises InvalidInputError, which names the field."""
 
-    #: From one node to another, one way.
-    hop_s: float = 11e-6
+    #: From one node to another, one way: the line, and processes that have to wake.
+    hop_s: float = 230e-6
     #: Of the line of each node, to others; what leaves a node leaves one after the other.
     bytes_per_s: float = 4.8e9
     #: Engine time lost for each node that a batch asks, on the asking node (encoding, sending, merging; half of it
     #: before the question leaves, half after the answer came), and for each scan that others ask, on the asked one.
-    ask_s: float = 550e-6
-    serve_s: float = 550e-6
+    ask_s: float = 190e-6
+    serve_s: float = 190e-6
     #: Engine time lost for each request of a client: half before it is searched, half with its answer.
-    request_s: float = 1130e-6
+    request_s: float = 310e-6
     #: Of each latency, for what the client itself does.
-    client_s: float = 460e-6
+    client_s: float = 160e-6
 
     def __post_init__(self) -> None:
         for name in ("hop_s", "ask_s", "serve_s", "request_s", "client_s"):

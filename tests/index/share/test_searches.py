@@ -96,7 +96,6 @@ def test_what_is_held_is_searched_without_a_wait_unless_most_is_not(make, monkey
         assert all(answered[-50:])
 
 
-
 @pytest.mark.parametrize(("codec", "metric"), FORMS[:6])
 def test_a_plan_places_what_is_held(make, codec, metric):
     pair = make(codec=codec, metric=metric)
