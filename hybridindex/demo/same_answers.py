@@ -80,10 +80,10 @@ def compare_answers(
     rng = np.random.default_rng(seed)
     progress("same answers", 0, int(SECONDS))
     plain = index.search(queries, K, plan.nprobe)
-    load = _Load(queries, plain)
     with index.router(
         plan=_random(index, plan, rng), devices=[device], threads=plan.analysis.profile.threads
     ) as router:
+        load = _Load(queries, plain)
         callers = [
             threading.Thread(target=load.run, args=(router, seed + 1 + each), name=f"demo-caller-{each}")
             for each in range(_CALLERS)
@@ -91,7 +91,8 @@ def compare_answers(
         for caller in callers:
             caller.start()
         try:
-            while load.seconds < SECONDS and all(caller.is_alive() for caller in callers):
+            # One change at least, however slow the machine is.
+            while (load.seconds < SECONDS or not load.changed_s) and all(caller.is_alive() for caller in callers):
                 router.apply_plan(_random(index, plan, rng), force=True)
                 load.changed_s.append(load.seconds)
                 progress("same answers", min(int(load.seconds), int(SECONDS)), int(SECONDS))
