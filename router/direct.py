@@ -24,7 +24,8 @@ __all__ = ["DirectSearch", "Stages"]
 
 #: While more of the latest calls than this probed lists that are not here, few calls are quantized to see it.
 _MOST_IN_VAIN = 0.75
-_TENTH, _FORGET = 0.1, 0.998
+#: What one call that was quantized counts in that part; what is left of the part after one that was not.
+_WEIGHT, _KEPT = 0.1, 0.998
 
 #: Of a call: name, start and end of each, as of :func:`time.perf_counter`.
 Stages = tuple[tuple[str, float, float], ...]
@@ -57,14 +58,14 @@ class DirectSearch:
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
         seen, absent = integrity.seen, integrity.quarantined
         if absent is not None and self._in_vain > _MOST_IN_VAIN:
-            self._in_vain *= _FORGET
+            self._in_vain *= _KEPT
             return None
         started_s = now()
         probes, coarse = self._host.quantize(self._index, queries, nprobe)
         quantized_s = now()
         if absent is not None:
             elsewhere = _probes_any(absent, probes)
-            self._in_vain += _TENTH * (elsewhere - self._in_vain)
+            self._in_vain += _WEIGHT * (elsewhere - self._in_vain)
             if elsewhere:
                 return None
         if codes is not None:
