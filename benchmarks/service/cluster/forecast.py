@@ -80,7 +80,7 @@ def _rates(
             row["nodes"],
             row["replicas"],
             slo_s=share * row["slo_ms"] / 1e3,
-            rate=(row["rate"] or row["nodes"] * row.get("of_one", 1.0)) / share,
+            rate=row.get("offered", row["rate"]) / share,
             by_locality=row["by_locality"],
         )
         (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
@@ -112,13 +112,12 @@ def _rates(
 
 
 def _unmeasured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Clusters of four nodes, where there are no cores for them."""
+    """Of four nodes like the two that were measured, where there are no cores for four: what they are offered."""
     if any(row["nodes"] == 4 for row in rows):
         return []
-    empty = {"rate": None, "of_linear": None, "nodes": 4}
-    twos = [row for row in rows if row["nodes"] == 2]
+    four = {"nodes": 4, "rate": None, "of_linear": None}
     ones = {row["nprobe"]: row["rate"] for row in rows if row["nodes"] == 1}
-    return [{**row, **empty, "of_one": ones[row["nprobe"]]} for row in twos]
+    return [{**row, **four, "offered": 4 * ones[row["nprobe"]]} for row in rows if row["nodes"] == 2]
 
 
 def _latencies(
