@@ -7,14 +7,13 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 import hybridindex.profiler.device as device_module
 from hybridindex.errors import DeviceNotFoundError
 from hybridindex.profiler.device import room_to_measure, time_device, time_transfers
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.searching import open_searching
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_a_missing_device_is_named(index, queries, order):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the copies of a real GPU are timed; there is none")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the copies of a real GPU are timed; torch sees none here")
 def test_gpu_copies_are_timed_pinned_and_not(index, queries, order):
     timing = timed(index, "cuda:0", queries, order)
     assert {t.pinned for t in timing.transfers} == {True, False}

@@ -37,7 +37,8 @@ def index(request, tmp_path_factory):
         with small_index(folder / "i", codec=kind, metric=metric, dim=DIM) as index:
             yield index
         return
-    faiss = pytest.importorskip("faiss")
+    import faiss
+
     made = faiss.index_factory(DIM, factory, faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
     data = clustered(3000, DIM, seed=1)
     made.train(data)

@@ -154,7 +154,6 @@ def postgresql_url(postgresql_server: str) -> str:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """A cluster in a temporary directory, reachable through a Unix socket there and nowhere else."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     bin_dir = _postgresql_bin()
     if bin_dir is None:
         pytest.skip("no PostgreSQL server here (initdb neither in PATH nor in /usr/lib/postgresql/*/bin)")

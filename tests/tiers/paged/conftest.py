@@ -13,6 +13,6 @@ def device(request):
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("of a real GPU, and there is none; the same runs on the stand-in")
+            pytest.skip("of a real GPU, and torch sees none here; the same runs on the stand-in")
     require_triton(request.param)
     return request.param
