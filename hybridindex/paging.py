@@ -17,6 +17,7 @@ __all__ = [
     "CODE_PAGE_BYTES",
     "DEFAULT_PAGE_BYTES",
     "PageGeometry",
+    "centroid_share",
     "format_bytes",
     "scratch_for_budget",
     "shard_page_bytes",
@@ -34,6 +35,8 @@ _MOST_PAGES = 256
 _MAX_SCRATCH_BYTES = 64 << 20
 #: Where lists are codes: their scans write few bytes for each that they read, but candidates of a query take room, too.
 _LEAST_SCRATCH_OF_CODES, _SCRATCH_PER_CODE_BYTE = 4 << 20, 1 / 4
+#: A budget of so many times their bytes has room for centroids.
+_CENTROIDS_ARE_WORTH = 16
 #: Rows of codes that faiss-gpu interleaves.
 _SHARD_ROWS = 32
 #: Unit in which a device allocates memory.
@@ -118,6 +121,12 @@ def scratch_for_budget(budget_bytes: int, code_bytes: int = 0) -> int:
     if code_bytes:
         most = min(most, max(_LEAST_SCRATCH_OF_CODES, int(code_bytes * _SCRATCH_PER_CODE_BYTE)))
     return min(most, budget_bytes // 8)
+
+
+def centroid_share(budget_bytes: int, centroid_bytes: int) -> int:
+    """Bytes of a device budget that are reserved for the index's centroids, which take ``centroid_bytes``: none of a
+    small one."""
+    return centroid_bytes if centroid_bytes * _CENTROIDS_ARE_WORTH <= budget_bytes else 0
 
 
 def shard_page_bytes(code_size: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, centroid_share, scratch_for_budget
 from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
 __all__ = ["PlanRequest", "SloStage", "check_batch"]
@@ -69,6 +69,7 @@ class PlanRequest:
         page_bytes: int = DEFAULT_PAGE_BYTES,
         scratch_bytes: int | Sequence[int] | None = None,
         fixed_bytes: int = 0,
+        centroid_bytes: int = 0,
         scannable: bool = True,
         unscannable: str = "",
         fill_bytes: int = 0,
@@ -90,6 +91,7 @@ class PlanRequest:
                 calibrated: with it at least 95 % of feasible plans meet their SLO in the simulator.
             scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
+            centroid_bytes: what it takes besides where a budget is not small.
             scannable: False where no device tier scans this codec: everything stays on the host.
             unscannable: why not, for the reason.
             fill_bytes: page bytes to fill with hot lists beyond what the SLO needs; see
@@ -138,7 +140,9 @@ class PlanRequest:
             )
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
-            scratch = tuple(scratch_for_budget(b, code_bytes) + fixed_bytes for b in budgets)
+            scratch = tuple(
+                scratch_for_budget(b, code_bytes) + fixed_bytes + centroid_share(b, centroid_bytes) for b in budgets
+            )
         else:
             scratch = _per_device("scratch_bytes", scratch_bytes, n_devices)
         return cls(

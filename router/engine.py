@@ -35,6 +35,7 @@ from hybridindex.router.batch.reports import BatchReports
 from hybridindex.router.batch.split import HOST, ProbePart, split_among_nodes, split_probes
 from hybridindex.router.batch.stages import COARSE, SPLIT, BatchClock, BatchReport
 from hybridindex.router.devices.added_on_devices import AddedOnDevices
+from hybridindex.router.devices.coarse import CoarseQuantization
 from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
@@ -99,6 +100,7 @@ class Engine:
         self._list_bytes = index.list_bytes
         self._tiers, self._remote = parts.tiers, remote
         self._residency = parts.residency
+        self._coarse = CoarseQuantization(parts, config.coarse_quantization)
         self._stats = parts.stats
         self._rerank_pace = parts.rerank_pace
         self._reports = BatchReports(parts.stats, listeners)
@@ -382,7 +384,7 @@ class Engine:
             The batch, the host's part, and when its lists were known.
         """
         batch = self._batch_of(requests)
-        probes, coarse = self._host.quantize(self._index, batch.queries, batch.nprobe)
+        probes, coarse = self._coarse.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
         not_here = damaged = self._integrity.quarantined

@@ -18,8 +18,8 @@ Where a call has nine minutes, three of them have a list of parts each (``CALLS`
     python -m benchmarks.device.tier --call 2 --json two.json --with one.json
     python -m benchmarks.device.tier --call 3 --json three.json --with two.json
 
-1. What the machine is and what it can do at best; whether our kernels are right: tests marked ``gpu``, the error of
-   distances, ``compute-sanitizer``; counters by ``ncu``. Eight minutes.
+1. What the machine is and what it can do at best; coarse quantization; whether our kernels are right: tests marked
+   ``gpu``, the error of distances, ``compute-sanitizer``; counters by ``ncu``. Eight minutes.
 2. Scans of every shape, faiss-gpu on the same lists, publishing, copies.
 3. A neighbour, time-sliced and under MPS; scans while copies take the bus; sessions and plan changes.
 
@@ -101,21 +101,34 @@ PARTS = {
         Part(name="faiss_gpu", module="device.calls.faiss_gpu", limit_s=60),
         Part(name="ceilings", module="device.calls.ceilings", limit_s=30),
         Part(name="heavy", module="device.calls.heavy", limit_s=40),
+        Part(name="device_coarse", module="device.calls.coarse", limit_s=20),
         _tool("machine", 10),
         _tool("extension", 90),
         _tool("gpu_tests", 140),
         _tool("movement_tests", 40),
         _tool("sanitizer", 60),
-        _tool("counters", 60),
+        _tool("counters", 50),
     )
 }
 #: Without ``--call`` and ``--parts``.
-USUAL = ("device_scan", "device_swap", "schedulers", "device_copy", "device_beside", "device_router", "device_living")
+USUAL = (
+    "device_scan",
+    "device_swap",
+    "schedulers",
+    "device_copy",
+    "device_beside",
+    "device_router",
+    "device_living",
+    "device_coarse",
+)
 #: Number -> minutes and parts. Limits of the parts together are no longer.
 CALLS = {
     1: (
         8.0,
-        ("machine", "extension", "ceilings", "heavy", "gpu_tests", "movement_tests", "sanitizer", "counters"),
+        (
+            *("machine", "extension", "ceilings", "heavy", "device_coarse", "gpu_tests", "movement_tests", "sanitizer"),
+            "counters",
+        ),
     ),
     2: (9.0, ("machine", "extension", "device_scan", "faiss_gpu", "device_swap", "device_copy")),
     3: (9.0, ("machine", "extension", "device_beside", "device_beside_mps", "device_router")),

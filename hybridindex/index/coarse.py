@@ -1,6 +1,6 @@
 """Coarse quantization: of an open index, and of its model alone, for a process that chooses lists and scans none.
 
-Where the quantizer is flat it is ours (``native/routing/coarse_quantizer.cpp``): what a query gets depends neither on
+Where the quantizer is flat it is ours (``native/coarse/coarse_quantizer.cpp``): what a query gets depends neither on
 the queries beside it nor on how many they are. faiss does the rest, and everything where the extension is missing; it
 rounds in another way where it multiplies matrices, which depends on the batch.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import CorruptIndexError
 from hybridindex.extension import native
@@ -22,7 +23,7 @@ from hybridindex.index.faiss_model import (
     quantize,
     require_faiss,
 )
-from hybridindex.types import F32, I64, U8
+from hybridindex.types import F32, I32, I64, U8
 
 __all__ = ["CoarseModel", "CoarseQuantizer"]
 
@@ -67,6 +68,27 @@ class CoarseQuantizer:
         distances = np.empty((len(x), nprobe), dtype=np.float32)
         self._own.quantize(x, lists, distances, pool)
         return lists, distances
+
+    def nearest_of(self, x: F32, candidates: I32, farthest: F32, nprobe: int) -> tuple[I64, F32, npt.NDArray[np.bool_]]:
+        """What :meth:`quantize` finds, to the bit, from candidates that a device chose; where it is ours.
+
+        A device computes the centroids' negated scalar products with a query, or half their squared length less the
+        product, with TF32 at worst.
+
+        Args:
+            x: (n, scan_dim) float32.
+            candidates: (n, m) int32 lists in any order, m at least nprobe.
+            farthest: (n,) float32: no other list is nearer to the query, as the device computes that.
+
+        Returns:
+            Lists (n, nprobe) int64, distances float32, and (n,) bool which queries are settled: of another one a list
+            that is no candidate may be among the nearest, and its row says nothing.
+        """
+        lists = np.empty((len(x), nprobe), dtype=np.int64)
+        distances = np.empty((len(x), nprobe), dtype=np.float32)
+        settled = np.empty(len(x), dtype=np.bool_)
+        self._own.nearest_of(x, candidates, farthest, lists, distances, settled)
+        return lists, distances, settled
 
 
 def _is_flat(ivf: Any) -> bool:

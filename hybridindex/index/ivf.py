@@ -414,14 +414,9 @@ class IVFIndex:
         return self._open().coarse.is_ours
 
     @property
-    def has_flat_quantizer(self) -> bool:
-        """Whether the coarse quantizer is a plain table of centroids."""
-        return self._open().coarse.is_flat
-
-    @property
-    def quantizes_by_products(self) -> bool:
-        """Whether the distances that :meth:`quantize` gives are scalar products with centroids, summed in one order."""
-        return self._open().coarse.gives_products
+    def coarse(self) -> CoarseQuantizer:
+        """What :meth:`quantize` asks."""
+        return self._open().coarse
 
     def open_faiss(self) -> Any:
         """The faiss IVF index whose lists are mapped from this directory. Owned by this object; do not change it."""

@@ -44,6 +44,7 @@ def devices_of(
         device_budget_bytes=device_budget_bytes,
         page_bytes=choice.page_bytes if page_bytes is None else page_bytes,
         fixed_bytes=choice.fixed_bytes,
+        centroid_bytes=choice.centroid_bytes,
         code_bytes=choice.code_bytes,
         scannable=choice.tier != "host",
         unscannable=choice.reason,

@@ -83,6 +83,7 @@ class PlanDevices:
     page_bytes: int = DEFAULT_PAGE_BYTES
     scratch_bytes: int | Sequence[int] | None = None
     fixed_bytes: int = 0
+    centroid_bytes: int = 0
     code_bytes: int = 0
     scannable: bool = True
     unscannable: str = ""

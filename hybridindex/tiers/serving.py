@@ -10,6 +10,7 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_byte
 from hybridindex.tiers.contract.devices import resolve_device
 from hybridindex.tiers.contract.tier import WithoutRoom
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.coarse.device_centroids import centroid_bytes
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.kernel_choice import choose_page_scanner
 from hybridindex.tiers.shard.gpu import GpuShard, gpu_unsupported
@@ -38,6 +39,8 @@ class TierChoice:
     page_bytes: int = DEFAULT_PAGE_BYTES
     #: What a device takes besides lists and scratch.
     fixed_bytes: int = 0
+    #: What the centroids take, where the device finds lists of queries and its budget is not small.
+    centroid_bytes: int = 0
     #: Of all codes, where lists are held by their codes: scratch follows them.
     code_bytes: int = 0
 
@@ -68,6 +71,10 @@ def tier_of(index: IVFIndex, device_name: str) -> TierChoice:
         return TierChoice(
             tier="paged",
             page_bytes=page_bytes_of(index),
+            # Those of the stand-in lie in host memory.
+            centroid_bytes=(
+                0 if device_name == "cpu" or not index.coarse.is_ours else centroid_bytes(index.nlist, index.scan_dim)
+            ),
             code_bytes=int(index.list_bytes.sum()) if of_codes else 0,
         )
     if index.manifest.layout != "rows":

@@ -24,6 +24,9 @@ class RouterStats:
     device_work_bytes: int = 0
     #: Batch parts that a device should have scanned and the host did.
     device_fallbacks: int = 0
+    #: Queries whose lists a device found; and those of which the host had to find them again: not proven, or too late.
+    device_quantized: int = 0
+    device_quantized_again: int = 0
     #: Requests whose nprobe a deadline lowered.
     nprobe_lowered: int = 0
     #: Requests with a filter, and rows that were compared for them, exactly and on the host.
@@ -86,6 +89,8 @@ _LOAD = (
     "largest_batch",
     "host_work_bytes",
     "device_work_bytes",
+    "device_quantized",
+    "device_quantized_again",
     "nprobe_lowered",
     "filtered_requests",
     "filtered_rows",

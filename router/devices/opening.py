@@ -14,12 +14,12 @@ import numpy.typing as npt
 from hybridindex.config import RouterConfig
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry, format_bytes, scratch_for_budget
+from hybridindex.paging import PageGeometry, centroid_share, format_bytes, scratch_for_budget
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.router.lookahead.windows import Windows
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
-from hybridindex.tiers.serving import open_device_tier, page_bytes_of
+from hybridindex.tiers.serving import open_device_tier, page_bytes_of, tier_of
 from hybridindex.types import I64
 
 if TYPE_CHECKING:
@@ -153,7 +153,37 @@ class TierOpening:
         budget = self.budget_of(plan, ordinal)
         if plan is not None and budget == plan.request.budgets[ordinal]:
             return plan.request.scratch[ordinal]
-        return scratch_for_budget(budget, self._code_bytes)
+        return scratch_for_budget(budget, self._code_bytes) + self._centroid_share(budget, ordinal)
+
+    def _centroid_share(self, budget: int, ordinal: int) -> int:
+        """What of it the centroids take."""
+        name = self._config.devices[ordinal]
+        return centroid_share(budget, tier_of(self._index, name).centroid_bytes) if self.moves_single_lists else 0
+
+    def _centroid_bytes(self, ordinal: int) -> int | None:
+        """What of one device's scratch is for the centroids; None: it does not have them."""
+        plan, config = self._plan, self._config
+        name, asked = config.devices[ordinal], config.coarse_quantization
+        if asked == "host" or not (self.moves_single_lists and self._index.coarse.is_ours):
+            return None
+        if name == "cpu":
+            return 0 if asked == "devices" else None
+        budget = self.budget_of(plan, ordinal)
+        nbytes = self._centroid_share(budget, ordinal)
+        if 0 < nbytes <= self.scratch_of(plan, ordinal) - scratch_for_budget(budget, self._code_bytes):
+            return nbytes
+        if not nbytes:
+            _log.info(
+                "device %s: the host finds the lists of all queries, as its budget is too small for centroids", name
+            )
+            return None
+        _log.warning(
+            "device %s: the host finds the lists of all queries, as the plan leaves no memory for the centroids (%s): "
+            "make the plan anew",
+            name,
+            format_bytes(nbytes),
+        )
+        return None
 
     def open(self, ordinal: int) -> Tier:
         """The tier of one device. One that cannot be used holds nothing, and says why.
@@ -163,6 +193,7 @@ class TierOpening:
         """
         plan, config = self._plan, self._config
         name, budget = config.devices[ordinal], self._budgets[ordinal]
+        centroid_bytes = self._centroid_bytes(ordinal)
         try:
             tier = open_device_tier(
                 self._index,
@@ -174,6 +205,8 @@ class TierOpening:
                     scratch_bytes=self.scratch_of(plan, ordinal),
                     page_bytes=self.page_bytes,
                     pinned=self.host_lists.memory_for(name),
+                    has_centroids=centroid_bytes is not None,
+                    centroid_bytes=centroid_bytes or 0,
                 ),
                 without_room="retry" if config.health.retry_open else "fail",
             )

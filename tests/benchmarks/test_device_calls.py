@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import ROOT
 from benchmarks.device import tier as device_tier
-from benchmarks.device.calls import faiss_gpu, heavy, probes, tools
+from benchmarks.device.calls import coarse, faiss_gpu, heavy, probes, tools
 from benchmarks.device.calls.ceilings import Floor
 from benchmarks.device.calls.commands import Done, counters, counts_of_tests, run, sanitizer_errors, table
 from benchmarks.device.calls.mps import multi_process_service
@@ -311,3 +311,11 @@ def test_the_kernel_for_many_queries_is_the_one_that_is_checked(monkeypatch, kin
     row = heavy.measure(lists, "normal")
     assert (row["scanner"], row["heavy"]) == ("triton", 1.0)
     assert row["error"] < 1e-6
+
+
+def test_lists_that_a_device_chose_are_those_of_the_host():
+    import torch
+
+    row = coarse.measure(torch.device("cpu"), 1500, 24, 8, 1, 2)
+    assert (row["different"], row["settled"]) == (0, 1.0)
+    assert all(len(row[side]) == 3 for side in ("host_us", "device_us", "proof_us", "ratio"))

@@ -19,7 +19,7 @@
 
 #include "fuzz.h"
 #include "rabitq/code_scan.h"
-#include "routing/coarse_quantizer.h"
+#include "coarse/coarse_quantizer.h"
 #include "scan/list_scan.h"
 #include "scan/row_reranker.h"
 

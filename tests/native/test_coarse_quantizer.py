@@ -153,6 +153,100 @@ def test_the_same_distance_everywhere_is_ordered_by_list(metric):
         np.testing.assert_array_equal(lists, np.tile(np.arange(p), (3, 1)))
 
 
+def device_keys(centroids, queries, metric, rounding, rng):
+    """(n, nlist) float32: how far centroids are as a device computes it, smaller is nearer; "tf32" cuts the factors of
+    each product to 10 bits, "worst" adds as much as is allowed."""
+    half = (centroids.astype(np.float64) ** 2).sum(axis=1) / 2 if metric == "l2" else np.zeros(len(centroids))
+    half = half.astype(np.float32)
+    if rounding == "tf32":
+        short = [(x.view(np.int32) & ~0x1FFF).view(np.float32) for x in (queries.copy(), centroids.copy())]
+        return half - (short[0] @ short[1].T).astype(np.float32)
+    keys = half - queries.astype(np.float64) @ centroids.astype(np.float64).T
+    most = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(centroids, axis=1).max()
+    return (keys + rng.choice([-1, 1], keys.shape) * most / 512).astype(np.float32)
+
+
+def nearest_of(quantizer, queries, keys, m, p):
+    candidates = np.argpartition(keys, m - 1, axis=1)[:, :m].astype(np.int32)
+    farthest = np.take_along_axis(keys, candidates.astype(np.int64), axis=1).max(axis=1)
+    lists, distances = np.full((len(queries), p), 77, np.int64), np.full((len(queries), p), 77, np.float32)
+    settled = np.ones(len(queries), np.bool_)
+    quantizer.nearest_of(queries, candidates, farthest, lists, distances, settled)
+    return lists, distances, settled
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kernels", KERNELS)
+@examples(60)
+@given(
+    nlist=st.sampled_from([40, 257, 900]),
+    dim=st.sampled_from([1, 3, 17, 64, 100]),
+    p=st.sampled_from([1, 3, 20]),
+    spare=st.sampled_from([0, 1, 5, 20]),
+    kind=st.sampled_from(["normal", "whole", "far"]),
+    rounding=st.sampled_from(["tf32", "worst"]),
+    scale=st.sampled_from([1e-22, 1.0, 1e6]),
+    seed=st.integers(0, 10_000),
+)
+def test_what_a_device_chose_is_proven(kernels, metric, nlist, dim, p, spare, kind, rounding, scale, seed):
+    """However a device rounds within the bound, what is settled is what is found among all lists."""
+    rng = np.random.default_rng(seed)
+    make_rows = whole if kind == "whole" else normal
+    centroids, queries = make_rows(rng, nlist, dim), make_rows(rng, 16, dim)
+    if kind == "far":
+        centroids, queries = centroids + 50, queries + 50
+    centroids, queries = (np.ascontiguousarray(x * np.float32(scale)) for x in (centroids, queries))
+    quantizer = make(centroids, metric, kernels)
+    lists, distances = quantize(quantizer, queries, p)
+    keys = device_keys(centroids, queries, metric, rounding, rng)
+    *found, settled = nearest_of(quantizer, queries, keys, p + spare, p)
+    same_bits([x[settled] for x in found], [x[settled] for x in (lists, distances)])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_enough_candidates_settle_every_query(metric):
+    rng = np.random.default_rng(0)
+    centroids, queries = normal(rng, 3000, 64), normal(rng, 50, 64)
+    quantizer = make(centroids, metric)
+    keys = device_keys(centroids, queries, metric, "tf32", rng)
+    *found, settled = nearest_of(quantizer, queries, keys, 136, 64)
+    assert settled.all()
+    same_bits(found, quantize(quantizer, queries, 64))
+    # With none to spare the last ones might be others.
+    assert not nearest_of(quantizer, queries, keys, 64, 64)[2].any()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_device_that_lies_settles_nothing(metric):
+    rng = np.random.default_rng(0)
+    centroids, queries = normal(rng, 300, 16), normal(rng, 6, 16)
+    quantizer = make(centroids, metric)
+    keys = device_keys(centroids, queries, metric, "tf32", rng)
+    candidates = np.argsort(keys, axis=1)[:, :200].astype(np.int32)
+    farthest = np.sort(keys, axis=1)[:, 199].copy()
+    lists, distances = np.empty((6, 5), np.int64), np.empty((6, 5), np.float32)
+    settled = np.zeros(6, np.bool_)
+    quantizer.nearest_of(queries, candidates, farthest, lists, distances, settled)
+    assert settled.all()
+    candidates[0, 7], candidates[1, 7], candidates[2, 7] = -1, 300, candidates[2, 8]
+    farthest[3], farthest[4] = np.nan, -np.inf
+    quantizer.nearest_of(queries, candidates, farthest, lists, distances, settled)
+    assert settled.tolist() == [False] * 5 + [True]
+    centroids[5, 3] = np.nan
+    make(centroids, metric).nearest_of(queries, candidates, farthest, lists, distances, settled)
+    assert not settled.any()
+    wrong = [
+        (queries[:, :8].copy(), candidates, farthest, "queries must be"),
+        (queries, candidates[:, :4].copy(), farthest, "p is 5; expected 1 to 4"),
+        (queries, np.zeros((6, 301), np.int32), farthest, "candidates is 301; expected 1 to 300"),
+        (queries, candidates[:3], farthest, "must agree"),
+        (queries, candidates, farthest[:3].copy(), "must agree"),
+    ]
+    for *given_, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            quantizer.nearest_of(*given_, lists, distances, settled)
+
+
 def same_bits(found, right):
     """Lists and distances, to the bit."""
     np.testing.assert_array_equal(found[0], right[0])

@@ -498,3 +498,13 @@ def test_fewer_lists_than_devices_keep_the_verdict_of_the_solver(slo_ms: float) 
     assert decided.feasible
     assert 0 < decided.count < 8
     assert make_plan(analysis.profile, request, analysis=analysis).feasible
+
+
+def test_centroids_are_planned_for_where_a_budget_is_not_small(analysis: Analysis) -> None:
+    def scratch(budget: int) -> int:
+        request = plan_for(analysis, coverage=0.5, device_budget_bytes=budget, centroid_bytes=MIB).request
+        assert request.within(request.budgets).scratch == request.scratch
+        return request.scratch[0] - scratch_for_budget(budget)
+
+    assert scratch(16 * MIB) == MIB
+    assert scratch(16 * MIB - 1) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+from hybridindex.index.coarse import CoarseQuantizer
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.log.change import Change
 from hybridindex.index.storage.manifest import Manifest
@@ -25,7 +26,7 @@ class OpenIndex(Protocol):
     def pq_form(self) -> Any: ...
 
     @property
-    def has_flat_quantizer(self) -> bool: ...
+    def coarse(self) -> CoarseQuantizer: ...
 
     @property
     def centroids(self) -> F32: ...
@@ -38,7 +39,7 @@ class OpenIndex(Protocol):
 def keeps_lists(index: OpenIndex) -> bool:
     """Whether compaction leaves centroids as they are: codes that hold differences to these would lose with each
     change, and a quantizer that is no plain table of centroids is not ours to change."""
-    return index.manifest.by_residual or index.pq_form is not None or not index.has_flat_quantizer
+    return index.manifest.by_residual or index.pq_form is not None or not index.coarse.is_flat
 
 
 def converted(change: Change, index: OpenIndex) -> Change:

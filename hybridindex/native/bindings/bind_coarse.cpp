@@ -8,7 +8,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind_list_scan.h"
-#include "routing/coarse_quantizer.h"
+#include "coarse/coarse_quantizer.h"
 
 namespace nb = nanobind;
 
@@ -34,6 +34,21 @@ public:
         quantizer_.quantize(queries.data(), n, p, probes.data(), distances.data(), pool != nullptr ? *pool : nobody_);
     }
 
+    void nearest_of(In<float, 2> queries, In<std::int32_t, 2> candidates, In<float, 1> farthest,
+                    InOut<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<bool, 1> settled) {
+        const std::int64_t n = length(queries, 0), m = length(candidates, 1), p = length(probes, 1);
+        if (length(queries, 1) != quantizer_.dim())
+            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_.dim()) + ")");
+        if (length(probes, 0) != n || length(distances, 0) != n || length(distances, 1) != p || length(candidates, 0) != n ||
+            length(farthest, 0) != n || length(settled, 0) != n)
+            throw std::invalid_argument("queries, candidates, farthest, probes, distances and settled must agree on n and p");
+        checked(m, quantizer_.nlist(), "candidates");
+        checked(p, m, "p");
+        const nb::gil_scoped_release release;
+        quantizer_.nearest_of(queries.data(), n, p, candidates.data(), m, farthest.data(), probes.data(), distances.data(),
+                              settled.data());
+    }
+
 private:
     static std::int64_t checked(std::int64_t value, std::int64_t most, const char* name) {
         if (value < 1 || value > most)
@@ -54,7 +69,10 @@ void bind_coarse(nb::module_& m) {
              nb::arg("kernels"))
         .def_prop_ro("kernels", &PyCoarseQuantizer::kernels)
         .def("quantize", &PyCoarseQuantizer::quantize, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
-             nb::arg("distances").noconvert(), nb::arg("pool").none() = nb::none());
+             nb::arg("distances").noconvert(), nb::arg("pool").none() = nb::none())
+        .def("nearest_of", &PyCoarseQuantizer::nearest_of, nb::arg("queries").noconvert(), nb::arg("candidates").noconvert(),
+             nb::arg("farthest").noconvert(), nb::arg("probes").noconvert(), nb::arg("distances").noconvert(),
+             nb::arg("settled").noconvert());
 }
 
 }  // namespace hybridindex

@@ -248,6 +248,8 @@ class _Readings(Collector):
             ("host_work_bytes", "Code bytes that queries probed on the host.", stats.host_work_bytes),
             ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
             ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
+            ("device_quantized", "Queries whose lists a device found.", stats.device_quantized),
+            ("device_quantized_again", "Queries whose lists the host found after all.", stats.device_quantized_again),
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
             ("filtered_searches", "Requests with a filter.", stats.filtered_requests),
             ("filtered_rows", "Rows that were compared for them.", stats.filtered_rows),

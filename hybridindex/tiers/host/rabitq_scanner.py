@@ -110,7 +110,7 @@ class HostRabitqScanner(OpenMpThreads):
         Args:
             coarse: the distances that the index's quantizer gave: (n, p) float32; taken where they are these products.
         """
-        if coarse is not None and self._index.quantizes_by_products:
+        if coarse is not None and self._index.coarse.gives_products:
             return coarse
         products = np.empty(probes.shape, dtype=np.float32)
         if self._native is not None:

@@ -30,6 +30,7 @@ from hybridindex.tiers.paged.added.added_load import ADDED_PAGES, AddedLoad
 from hybridindex.tiers.paged.added.added_pages import AddedLease, AddedPages
 from hybridindex.tiers.paged.added.added_view import AddedView
 from hybridindex.tiers.paged.arena import DEFAULT_BLOCK_BYTES, PageAllocator, PageArena
+from hybridindex.tiers.paged.coarse.device_centroids import DeviceCentroids
 from hybridindex.tiers.paged.codes.row_pages import RowPages
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.paged.kernel_choice import choose_row_pages, choose_scanner
@@ -57,6 +58,9 @@ class PagedMemory:
     staging_bytes: int = DEFAULT_STAGING_BYTES
     #: Lists in page-locked memory that tiers share; it stays the caller's.
     pinned: PinnedMemory | None = None
+    #: Whether it has the centroids, too, and what of the scratch is for them; the stand-in's lie in host memory.
+    has_centroids: bool = False
+    centroid_bytes: int = 0
 
 
 _DEFAULT_MEMORY = PagedMemory()
@@ -108,6 +112,9 @@ class DeviceTier(Tier):
         assert memory.pinned is None or memory.pinned.geometry == self.geometry, "pages are copied as they are"
         scratch = memory.scratch_bytes
         self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
+        #: Finds lists that may be near to queries; None: the host alone does.
+        self.centroids: DeviceCentroids | None = None
+        self._has_centroids, self._centroid_bytes = memory.has_centroids, memory.centroid_bytes
         n_pages = self._pages_for(wanted_bytes)
         index_pages = int(self.geometry.pages_of_bytes(index.piece_bytes).sum()) if self._codec is not None else 0
         self.arena = PageArena(
@@ -164,14 +171,35 @@ class DeviceTier(Tier):
         try:
             self.arena.take()
             self._scanner_kind, self._passed_over = choose_scanner(
-                self._index, self._codec, self.arena, self.ordinal, self.scratch_bytes, self.label
+                self._index, self._codec, self.arena, self.ordinal, self._scan_scratch, self.label
             )
+            if self._has_centroids:
+                self._take_centroids()
         except BaseException:
             self.arena.release()
             # Who the device has no room for now may be waiting for it, too.
             give_back_cached(self.device)
             raise
         self._opened = True
+
+    def _take_centroids(self) -> None:
+        """Where that fails the host finds lists, as it would without a device."""
+        coarse = self._index.coarse
+        try:
+            self.centroids = DeviceCentroids(self._index.centroids, self.device, by_products=coarse.gives_products)
+        except RuntimeError as error:
+            self._leave_centroids(f"they cannot be put there: {error}")
+
+    def _leave_centroids(self, why: str) -> None:
+        _log.warning(
+            "device %s has no centroids any more, the host finds the lists of all queries: %s", self.label, why
+        )
+        self.centroids, self._has_centroids, self._centroid_bytes = None, False, 0
+
+    @property
+    def _scan_scratch(self) -> int:
+        """What of the scratch is for scans."""
+        return self.scratch_bytes - self._centroid_bytes
 
     def _would_fit(self) -> bool:
         """Whether the device, were it empty, has room for this tier."""
@@ -255,7 +283,10 @@ class DeviceTier(Tier):
         with self._sizing:
             within = self.budget_bytes
             # Scans of a kernel that has taken its scratch take turns at it; a larger one is taken by the next.
+            least = self._scan_scratch // 2
             self.budget_bytes, self.scratch_bytes = budget_bytes, scratch_bytes
+            if self._centroid_bytes and self._scan_scratch < least:
+                self._leave_centroids("a plan that was made without them leaves scans too little memory beside them")
             n_pages, pages = self._pages_for(wanted_bytes), self.arena.pages
             try:
                 if n_pages > pages.n_pages:
@@ -310,7 +341,7 @@ class DeviceTier(Tier):
         self._refuse_unusable()
         assert self._codec is not None
         kind = self._scanner_kind
-        scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
+        scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self._scan_scratch)
         scanner.passed_over = self._passed_over
         return scanner
 
@@ -360,7 +391,7 @@ class DeviceTier(Tier):
         self._refuse_unusable()
         assert self._codec is not None
         view: Any = AddedView(self._index, added, lists)
-        return self._scanner_kind(view, self._codec, self.arena, lease.residency, self.ordinal, self.scratch_bytes)
+        return self._scanner_kind(view, self._codec, self.arena, lease.residency, self.ordinal, self._scan_scratch)
 
     @property
     def compares_rows(self) -> bool:
@@ -378,7 +409,7 @@ class DeviceTier(Tier):
         kind = choose_row_pages(self.arena)
         if kind is None:
             raise InvalidInputError(f"rows on device {self.label} cannot be compared as the host compares them")
-        return kind(self._index, self.arena, residency, self.ordinal, self.scratch_bytes)
+        return kind(self._index, self.arena, residency, self.ordinal, self._scan_scratch)
 
     # Movement
 
@@ -427,6 +458,7 @@ class DeviceTier(Tier):
         self._copier.close()
 
     def _release(self) -> None:
+        self.centroids = None
         self.arena.release()
         # To whom the device is shared with.
         give_back_cached(self.device)

@@ -73,7 +73,7 @@ def test_products_that_the_quantizer_gave_are_not_computed_again(index, scanner,
     probes, coarse = index.quantize(queries, 9)
     products = scanner.centre_products(queries, probes, coarse)
     assert products.tobytes() == scanner.centre_products(queries, probes).tobytes()
-    assert index.quantizes_by_products == (index.metric == "ip") == (products is coarse)
+    assert index.coarse.gives_products == (index.metric == "ip") == (products is coarse)
 
 
 @pytest.mark.parametrize("kind", ["reference", "scanner"])

@@ -1,10 +1,10 @@
-#include "routing/centroid_bytes.h"
+#include "coarse/centroid_bytes.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "routing/centroid_rows.h"
+#include "coarse/centroid_rows.h"
 
 namespace hybridindex {
 namespace {

@@ -7,11 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "jobs/scan_job.h"
-#include "routing/centroid_bytes.h"
-#include "routing/rounded_centroids.h"
+#include "coarse/centroid_bytes.h"
+#include "coarse/device_bounds.h"
+#include "coarse/rounded_centroids.h"
 #include "simd/aligned_buffer.h"
 #include "simd/block_kernels.h"
 
@@ -141,6 +143,8 @@ public:
     // The p nearest of these lists alone; `copy` has room for padded_dim() numbers.
     void nearest_of(const float* query, const NearLists& near, std::int64_t p, std::int64_t* lists, float* distances,
                     float* copy, NearestLists::SortScratch& scratch, NearestLists& nearest) const;
+    // Whether a distance, as it is answered, is below one of which smaller is nearer.
+    bool is_nearer(float distance, double other) const { return (inner_product_ ? -distance : distance) < other; }
     // Queries of one task: bounds the memory for keys.
     std::int64_t most_queries(std::int64_t p) const;
 
@@ -195,8 +199,16 @@ public:
     void quantize(const float* queries, std::int64_t n, std::int64_t p, std::int64_t* lists, float* distances,
                   ThreadPool& pool);
 
+    // The same of m candidates of each query, which a device chose; `farthest`: see DeviceBounds. Says of each query whether
+    // no other list can be among its nearest; where one can, what is written is not its answer.
+    void nearest_of(const float* queries, std::int64_t n, std::int64_t p, const std::int32_t* candidates, std::int64_t m,
+                    const float* farthest, std::int64_t* lists, float* distances, bool* settled);
+
 private:
     struct Alone;
+    // What the call before worked in, and back.
+    std::unique_ptr<Alone> take_alone();
+    void give_back(std::unique_ptr<Alone> mine);
     struct Calls;
     ScanJobs<Centroids>& jobs();
     // Of one query; false: not to be found that way.
@@ -205,6 +217,7 @@ private:
     const Centroids centroids_;
     std::atomic<Calls*> calls_{nullptr};
     const RoundedCentroids rounded_;
+    const DeviceBounds bounds_;
     std::atomic<Alone*> idle_{nullptr};  // of the call before; one at the same time brings its own
 };
 

@@ -1,4 +1,4 @@
-#include "routing/coarse_quantizer.h"
+#include "coarse/coarse_quantizer.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "routing/buckets.h"
+#include "coarse/buckets.h"
 
 namespace hybridindex {
 namespace {
@@ -347,7 +347,8 @@ struct CoarseQuantizer::Calls {
 CoarseQuantizer::CoarseQuantizer(const float* centroids, std::int64_t nlist, std::int64_t dim, bool inner_product,
                                  const BlockKernels& kernels)
     : centroids_(centroids, nlist, dim, inner_product, kernels),
-      rounded_(centroids_.rows(), nlist, dim, centroids_.padded_dim(), inner_product, kernels) {}
+      rounded_(centroids_.rows(), nlist, dim, centroids_.padded_dim(), inner_product, kernels),
+      bounds_(centroids_.rows(), nlist, dim, centroids_.padded_dim(), inner_product) {}
 
 CoarseQuantizer::~CoarseQuantizer() {
     delete idle_.load(std::memory_order_acquire);
@@ -365,15 +366,43 @@ ScanJobs<Centroids>& CoarseQuantizer::jobs() {
 }
 
 bool CoarseQuantizer::quantize_rounded(const float* query, std::int64_t p, std::int64_t* lists, float* distances) {
-    std::unique_ptr<Alone> mine(idle_.exchange(nullptr, std::memory_order_acq_rel));
-    if (mine == nullptr) mine = std::make_unique<Alone>();
+    std::unique_ptr<Alone> mine = take_alone();
     const bool found = rounded_.find_near(query, p, mine->near);
     if (found) {
         mine->query.grow(centroids_.padded_dim());
         centroids_.nearest_of(query, mine->near, p, lists, distances, mine->query.data(), mine->scratch, mine->nearest);
     }
-    delete idle_.exchange(mine.release(), std::memory_order_acq_rel);
+    give_back(std::move(mine));
     return found;
+}
+
+std::unique_ptr<CoarseQuantizer::Alone> CoarseQuantizer::take_alone() {
+    std::unique_ptr<Alone> mine(idle_.exchange(nullptr, std::memory_order_acq_rel));
+    return mine != nullptr ? std::move(mine) : std::make_unique<Alone>();
+}
+
+void CoarseQuantizer::give_back(std::unique_ptr<Alone> mine) {
+    delete idle_.exchange(mine.release(), std::memory_order_acq_rel);
+}
+
+void CoarseQuantizer::nearest_of(const float* queries, std::int64_t n, std::int64_t p, const std::int32_t* candidates,
+                                 std::int64_t m, const float* farthest, std::int64_t* lists, float* distances, bool* settled) {
+    std::unique_ptr<Alone> mine = take_alone();
+    mine->query.grow(centroids_.padded_dim());
+    NearLists& near = mine->near;
+    near.lists.grow(m);
+    near.count = m;
+    for (std::int64_t q = 0; q < n; ++q, queries += centroids_.dim(), candidates += m, lists += p, distances += p) {
+        std::int32_t* const chosen = near.lists.data();
+        std::copy_n(candidates, m, chosen);
+        std::sort(chosen, chosen + m);
+        // A device that fails may give anything.
+        settled[q] = chosen[0] >= 0 && chosen[m - 1] < centroids_.nlist() && std::adjacent_find(chosen, chosen + m) == chosen + m;
+        if (!settled[q]) continue;
+        centroids_.nearest_of(queries, near, p, lists, distances, mine->query.data(), mine->scratch, mine->nearest);
+        settled[q] = lists[p - 1] >= 0 && centroids_.is_nearer(distances[p - 1], bounds_.least_distance(queries, farthest[q]));
+    }
+    give_back(std::move(mine));
 }
 
 void Centroids::nearest_of(const float* query, const NearLists& near, std::int64_t p, std::int64_t* lists, float* distances,

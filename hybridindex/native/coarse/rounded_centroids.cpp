@@ -1,12 +1,12 @@
-#include "routing/rounded_centroids.h"
+#include "coarse/rounded_centroids.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "routing/buckets.h"
-#include "routing/centroid_rows.h"
+#include "coarse/buckets.h"
+#include "coarse/centroid_rows.h"
 
 namespace hybridindex {
 namespace {

@@ -1,0 +1,1 @@
+"""Coarse quantization on a device."""

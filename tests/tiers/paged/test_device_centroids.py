@@ -1,0 +1,115 @@
+"""Centroids on a device: what it chooses, proven by the host; their memory within the budget."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.paging import centroid_share
+from hybridindex.tiers.paged.coarse import device_centroids
+from hybridindex.tiers.paged.coarse.device_centroids import DeviceCentroids, centroid_bytes, n_candidates
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.serving import tier_of
+from tests.clustered import DIM, NLIST, small_index
+from tests.tiers.options import tier_options
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=["ip", "l2"])
+def index(request, tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("centroids") / "i", metric=request.param) as index:
+        yield index
+
+
+def on(name):
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("of a real GPU, and torch sees none here; the same runs on the stand-in")
+    return torch.device(name)
+
+
+def wait(search):
+    while not search.done():
+        pass
+    return search.take()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shortened", [False, True])
+@pytest.mark.parametrize("n", [1, 64, 65, 200])
+def test_the_host_proves_what_a_device_chose(index, device, shortened, n, monkeypatch):
+    """Whatever products the process allows."""
+    device = on(device)
+    if shortened and device.type == "cuda":
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    queries = np.random.default_rng(n).standard_normal((n, DIM), dtype=np.float32)
+    centroids = DeviceCentroids(index.centroids, device, by_products=index.coarse.gives_products)
+    candidates, farthest = wait(centroids.start(queries, 20))
+    assert (candidates.shape, candidates.dtype, farthest.shape) == ((n, 20), np.int32, (n,))
+    probes, distances, settled = index.coarse.nearest_of(queries, candidates, farthest, 4)
+    right = index.quantize(queries, 4)
+    assert settled.mean() > 0.9
+    np.testing.assert_array_equal(probes[settled], right[0][settled])
+    np.testing.assert_array_equal(distances[settled].view(np.int32), right[1][settled].view(np.int32))
+
+
+def test_candidates_are_a_few_more_than_are_wanted_and_at_most_half_of_the_lists():
+    assert n_candidates(256, 5000) == 256 + 32 + 64
+    assert n_candidates(1, 130) == 65
+    assert n_candidates(1, 129) is None
+    assert n_candidates(128, 256) is None
+
+
+def test_a_plan_for_a_gpu_leaves_them_memory_where_its_budget_is_not_small(index):
+    wanted = tier_of(index, "cuda").centroid_bytes
+    assert wanted == centroid_bytes(NLIST, DIM) > device_centroids._LIBRARY_BYTES
+    assert tier_of(index, "cpu").centroid_bytes == 0
+    assert centroid_share(16 * wanted, wanted) == wanted
+    assert centroid_share(16 * wanted - 1, wanted) == 0
+
+
+def open_tier(index, **options):
+    options = {"budget_bytes": 8 << 20, "wanted_bytes": 1 << 20, "scratch_bytes": 2 << 20, **options}
+    return DeviceTier(index, "cpu", 0, **tier_options(**options))
+
+
+def test_scans_have_the_scratch_that_centroids_leave(index, caplog):
+    caplog.set_level(logging.WARNING)
+    tier = open_tier(index, has_centroids=True, centroid_bytes=1 << 20)
+    assert tier.centroids is not None
+    assert (tier.reserved_bytes, tier._scan_scratch) == (2 << 20, 1 << 20)
+    tier.resize(1 << 20, 8 << 20, 3 << 20)
+    assert tier.centroids is not None
+    tier.check_invariants()
+    assert not caplog.text
+    # As a plan has it that was made for none.
+    tier.resize(1 << 20, 8 << 20, 1 << 20)
+    assert (tier.centroids, tier._scan_scratch) == (None, 1 << 20)
+    assert "has no centroids any more" in caplog.text
+    tier.check_invariants()
+    tier.close()
+    without = open_tier(index)
+    assert (without.centroids, without._scan_scratch) == (None, 2 << 20)
+    without.close()
+
+
+def test_a_device_without_room_for_them_scans_all_the_same(index, monkeypatch, caplog):
+    def no_room(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(device_centroids.DeviceCentroids, "start", no_room)
+    tier = open_tier(index, has_centroids=True, centroid_bytes=1 << 20)
+    assert (tier.centroids, tier.failure, tier._scan_scratch) == (None, None, 2 << 20)
+    assert "cannot be put there: CUDA out of memory" in caplog.text
+    tier.close()
+
+
+def test_who_opens_it_names_what_finds_lists(index):
+    from hybridindex.router import Router
+
+    with pytest.raises(InvalidInputError, match="coarse_quantization is 'gpu'; expected 'auto', 'host' or 'devices'"):
+        Router(index, coarse_quantization="gpu")
