@@ -367,6 +367,8 @@ class Engine:
         return Begun(batch, host_part, chosen_s, slot)
 
     def _scan_here(self, begun: Sequence[Begun]) -> None:
+        if self._remote is not None and any(each.batch.asks_others for each in begun):
+            self._remote.wait_until_asked(sum(each.part.total_bytes for each in begun if each.part is not None))
         self._host_parts.scan(begun)
         for each in begun:
             if each.batch.asks_others:

@@ -36,7 +36,8 @@ def _pin(pid: int, cores: set[int]) -> None:
 
 @contextmanager
 def quotas(pids: Sequence[int], cores: float) -> Iterator[None]:
-    """Each process, with all of its threads, runs at most ``cores`` of the time of a core.
+    """Each process, with all of its threads, runs at most ``cores`` of the time of a core. What it did not use of one
+    period it may use in the next, where the kernel can: a node that waited for another one has lost nothing.
 
     Raises:
         OSError: this machine lets us make no control groups.
@@ -53,10 +54,17 @@ def quotas(pids: Sequence[int], cores: float) -> Iterator[None]:
             if first.exists():
                 (group / "cpu.cfs_period_us").write_text(str(period_us))
                 (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+                _write_if_there(group / "cpu.cfs_burst_us", quota_us)
             else:
                 (group / "cpu.max").write_text(f"{quota_us} {period_us}")
+                _write_if_there(group / "cpu.max.burst", quota_us)
             (group / "cgroup.procs").write_text(str(pid))
         yield
+
+
+def _write_if_there(file: Path, value: int) -> None:
+    with suppress(OSError):  # an older kernel
+        file.write_text(str(value))
 
 
 def _remove(group: Path, parent: Path) -> None:

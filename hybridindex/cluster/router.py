@@ -106,10 +106,16 @@ class _Search:
     def _is_late(self, name: str) -> None:
         if name not in self._asked:
             return
-        self._asked[name][0].late = True
-        if self._router.hedges.spend():
-            self._asked[name][0].n_hedged += 1
+        peer, _, began_s, _ = self._asked[name]
+        peer.late = True
+        other = self._router.choose(self._tried, self._remote)
+        if other is not None and self._router.hedges.spend(peer.n_open, other.n_open):
+            peer.n_hedged += 1
             self._ask_another()
+        elif other is not None:
+            # Looks again after as long: the other one may have less to do by then.
+            loop = self._router.loop
+            self._timers.append(loop.call_later(loop.time() - began_s, self._is_late, name))
 
     def _told(self, name: str, status: int, body: bytes, error: Exception | None) -> None:
         if name not in self._asked:

@@ -68,9 +68,15 @@ class HedgeBudget:
         """A request was made."""
         self._left = min(_MOST, self._left + _SHARE)
 
-    def spend(self) -> bool:
-        """Whether one more may be made twice; it is counted."""
-        if self._left < 1:
+    def spend(self, n_late: int, n_other: int) -> bool:
+        """Whether one more may be made twice; it is counted. Not where the other node has much more than half as much
+        to do: it would hardly be faster, and where all nodes are busy hedges make all of them slower.
+
+        Args:
+            n_late: requests under way at the node that is late.
+            n_other: at the one that would be asked, too.
+        """
+        if self._left < 1 or 2 * n_other >= n_late + 2:
             return False
         self._left -= 1
         return True

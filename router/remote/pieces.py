@@ -47,8 +47,8 @@ class Nodes(Protocol):
     def choose_again(self, probes: I64, excluded: int) -> npt.NDArray[np.int16]:
         """(n, p) nodes for probes (n, p), without those of a mask; NOBODY where there is none."""
 
-    def may_hedge(self) -> bool:
-        """Whether one more scan may be asked twice; counted."""
+    def may_hedge(self, n_late: int, n_other: int) -> bool:
+        """:meth:`hybridindex.router.remote.loop_thread.HedgeBudget.spend`."""
 
 
 class Asked(Protocol):
@@ -195,8 +195,7 @@ class Piece:
         self._timer = None
         assert self._peer is not None
         self._peer.late = True
-        if self._part.nodes.may_hedge():
-            self._ask_others(instead=False)
+        self._ask_others(instead=False)
 
     def _fail(self) -> None:
         """Its node does not answer."""
@@ -211,15 +210,19 @@ class Piece:
         """``instead``: its own node does not answer; else the others must have all of its lists."""
         where = self._part.nodes.choose_again(self._probes, self._excluded)
         nobody = where == NOBODY
-        if nobody.any():
-            if not instead:
-                return
-            self.lost = np.where(nobody, self._part.nodes.list_bytes[self._probes], 0).sum(axis=1)
+        nodes = np.unique(where[where >= 0]).tolist()
         if not instead:
             assert self._peer is not None
-            self._peer.n_hedged += 1
+            peer, busiest = self._peer, max((self._n_open_at(node) for node in nodes), default=0)
+            if nobody.any() or not self._part.nodes.may_hedge(peer.n_open, busiest):
+                # Looks again after as long: others may have less to do by then.
+                again_s = time.monotonic() - self._began_s
+                self._timer = self._part.nodes.loop.call_later(again_s, self._is_late)
+                return
+            peer.n_hedged += 1
+        elif nobody.any():
+            self.lost = np.where(nobody, self._part.nodes.list_bytes[self._probes], 0).sum(axis=1)
         self._others = pieces = []
-        nodes = np.unique(where[where >= 0]).tolist()
         for node in nodes:
             rows, probes, coarse = compact(where == node, self._probes, self._coarse)
             pieces.append(Piece(self._part, self, self.rows[rows], probes, coarse, self._excluded))
@@ -229,6 +232,10 @@ class Piece:
         for piece, node in zip(list(pieces), nodes, strict=True):
             if not self._done:
                 piece.start(node)
+
+    def _n_open_at(self, node: int) -> int:
+        peer = self._part.nodes.peer(node)
+        return 0 if peer is None else peer.n_open
 
     def done(self, piece: Piece) -> None:
         """One of the others has ended."""

@@ -39,6 +39,8 @@ __all__ = ["RemoteChoice", "RemoteLists"]
 
 _log = logging.getLogger(__name__)
 
+#: Bytes of a scan before which other nodes are asked for certain, and how long that may take.
+_WAITED_FOR, _ASKED_WITHIN_S = 4 << 20, 0.002
 #: Before a deadline, for what follows the last answer.
 _MARGIN_S = 0.002
 #: Bytes of the filters of one scan, where it has more queries than one.
@@ -113,8 +115,8 @@ class _Nodes:
     def choose_again(self, probes: I64, excluded: int) -> npt.NDArray[np.int16]:
         return self._view.choose(probes, self._lists.nothing_here, excluded)
 
-    def may_hedge(self) -> bool:
-        return self._lists.hedges.spend()
+    def may_hedge(self, n_late: int, n_other: int) -> bool:
+        return self._lists.hedges.spend(n_late, n_other)
 
 
 class _Scan:
@@ -340,6 +342,16 @@ class RemoteLists:
             batch.add_scan()
         for each, filters in parts:
             self._thread.call(self._start, choice.view, batch, each, filters, node, options)
+
+    def wait_until_asked(self, nbytes: int) -> None:
+        """Until what was put has left, where the caller scans so many bytes meanwhile, a few milliseconds: the own
+        thread may get no core before that has ended, and the others would begin then."""
+        if nbytes < _WAITED_FOR or self._thread.is_current():
+            return
+        asked = threading.Event()
+        # In the loop's turn after that in which it is written.
+        self._thread.call(self.loop.call_soon, asked.set)
+        asked.wait(_ASKED_WITHIN_S)
 
     def _with_filters(self, part: ProbePart, masks: RowMasks) -> Iterator[tuple[ProbePart, SentFilters]]:
         """A part with the filters of its queries; or several, where these would be too many bytes for one."""

@@ -63,8 +63,8 @@ class _Hedges(HedgeBudget):
         self.n_earned += 1
         super().earn()
 
-    def spend(self) -> bool:
-        if super().spend():
+    def spend(self, n_late: int, n_other: int) -> bool:
+        if super().spend(n_late, n_other):
             self.n_spent += 1
             return True
         self.refused_s = self._world.sim.now

@@ -11,6 +11,8 @@ import pytest
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
+from hybridindex.router.remote import remote_lists
+from hybridindex.router.remote.loop_thread import HedgeBudget
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.remote.nodes import cluster, map_of
 from tests.router.slow_copies import until
@@ -257,3 +259,55 @@ def test_a_node_that_hangs_is_given_up_where_nobody_else_has_its_lists(index):
         with pytest.raises(IncompleteAnswerError):
             nodes[0].router.search(clustered(4), K, NLIST)
         nodes[1].hangs = False
+
+
+def test_a_late_scan_is_not_asked_of_a_node_that_is_as_busy(index, whole):
+    with cluster(index.path, spread(3, 2)) as nodes, ThreadPoolExecutor(1) as pool:
+        first = nodes[0]
+        for seed in range(40):
+            first.router.search(clustered(3, seed=seed), K, NPROBE)
+        slow, other = first.remote.peers()
+        first.remote.call(lambda: setattr(other, "n_open", other.n_open + 100))
+        nodes[1].hangs = True
+        queries = clustered(3, seed=1)
+        found = pool.submit(first.router.search, queries, K, NPROBE)
+        until(lambda: slow.late)
+        assert first.remote.hedges.spend(0, 0)  # there would be hedges left
+        assert (slow.n_hedged, found.done()) == (0, False)
+        # It has time now, and the scan is looked at again before the node counts as silent.
+        first.remote.call(lambda: setattr(other, "n_open", other.n_open - 100))
+        same(found.result(20), whole(queries))
+        nodes[1].hangs = False
+
+
+def test_other_nodes_are_asked_before_a_long_scan_begins(index, whole, monkeypatch):
+    """Also where their thread gets no core at first."""
+    monkeypatch.setattr(remote_lists, "_WAITED_FOR", 0)
+    monkeypatch.setattr(remote_lists, "_ASKED_WITHIN_S", 20)
+    with cluster(index.path, spread(2, 1)) as nodes:
+        first = nodes[0]
+        host = first.router._served.parts.host
+        scan, asked = host.scan_checked, []
+
+        def scans(*args, **options):
+            asked.append(first.remote.status()[0]["asked"])
+            return scan(*args, **options)
+
+        monkeypatch.setattr(host, "scan_checked", scans)
+        for seed in range(3):
+            first.remote.call(lambda: time.sleep(0.1))
+            queries = clustered(3, seed=seed)
+            same(first.router.search(queries, K, NPROBE), whole(queries))
+        assert asked == [1, 2, 3]
+
+
+def test_hedges_are_few_and_go_to_nodes_with_less_to_do():
+    budget = HedgeBudget()
+    assert [budget.spend(late, other) for late, other in ((1, 0), (1, 1), (2, 2), (10, 5), (10, 6), (100, 99))] == [
+        True, True, False, True, False, False
+    ]  # fmt: skip
+    # 20 at once, of which 3 are gone, and one for ten requests.
+    assert sum(budget.spend(1, 0) for _ in range(40)) == 17
+    for _ in range(25):
+        budget.earn()
+    assert sum(budget.spend(1, 0) for _ in range(40)) == 2
