@@ -48,6 +48,8 @@ class PlanRequest:
     fill_bytes: int = 0
     #: Of all codes, where they are what is placed: scratch follows them. 0: rows are.
     code_bytes: int = 0
+    #: Of the centroids, which the first device has where its budget is not small.
+    centroid_bytes: int = 0
     #: Host memory that rows on disk have; ``None``: all rows are in memory.
     row_cache_bytes: int | None = None
 
@@ -91,7 +93,7 @@ class PlanRequest:
                 calibrated: with it at least 95 % of feasible plans meet their SLO in the simulator.
             scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
-            centroid_bytes: what it takes besides where a budget is not small.
+            centroid_bytes: what the first device takes besides where its budget is not small.
             scannable: False where no device tier scans this codec: everything stays on the host.
             unscannable: why not, for the reason.
             fill_bytes: page bytes to fill with hot lists beyond what the SLO needs; see
@@ -140,9 +142,7 @@ class PlanRequest:
             )
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
-            scratch = tuple(
-                scratch_for_budget(b, code_bytes) + fixed_bytes + centroid_share(b, centroid_bytes) for b in budgets
-            )
+            scratch = _scratch(budgets, code_bytes, fixed_bytes, centroid_bytes)
         else:
             scratch = _per_device("scratch_bytes", scratch_bytes, n_devices)
         return cls(
@@ -162,18 +162,19 @@ class PlanRequest:
             unscannable=unscannable,
             fill_bytes=int(fill_bytes),
             code_bytes=int(code_bytes),
+            centroid_bytes=int(centroid_bytes),
             row_cache_bytes=None if row_cache_bytes is None else int(row_cache_bytes),
         )
 
     def within(self, budgets: Sequence[int], fill_bytes: int = 0) -> PlanRequest:
         """The same for other bytes of each device: scratch follows, and what the tier takes besides stays."""
-        scratch = tuple(scratch_for_budget(budget, self.code_bytes) + self.fixed_bytes for budget in budgets)
+        scratch = _scratch(budgets, self.code_bytes, self.fixed_bytes, self.centroid_bytes)
         return dataclasses.replace(self, budgets=tuple(budgets), scratch=scratch, fill_bytes=fill_bytes)
 
     @property
     def fixed_bytes(self) -> int:
-        """What the tier takes of each budget besides lists and scratch."""
-        return max(0, self.scratch[0] - scratch_for_budget(self.budgets[0], self.code_bytes))
+        """What the tier takes of each budget besides lists, scratch and centroids."""
+        return max(0, self.scratch[0] - _scratch(self.budgets[:1], self.code_bytes, 0, self.centroid_bytes)[0])
 
     @property
     def n_devices(self) -> int:
@@ -204,6 +205,8 @@ class PlanRequest:
         data["scratch"] = list(self.scratch)
         if not self.code_bytes:
             del data["code_bytes"]  # as requests of rows always were
+        if not self.centroid_bytes:
+            del data["centroid_bytes"]
         if self.row_cache_bytes is None:
             del data["row_cache_bytes"]
         if self.llm is not None:
@@ -254,6 +257,15 @@ def _positive(value: Any) -> bool:
 
 def _integral(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _scratch(budgets: Sequence[int], code_bytes: int, fixed_bytes: int, centroid_bytes: int) -> tuple[int, ...]:
+    """Of each device: what is no room for lists. The first one has the centroids."""
+    shares = [centroid_share(budgets[0], centroid_bytes)] + [0] * (len(budgets) - 1)
+    return tuple(
+        scratch_for_budget(budget, code_bytes) + fixed_bytes + share
+        for budget, share in zip(budgets, shares, strict=True)
+    )
 
 
 def _per_device(name: str, value: Any, n_devices: int) -> tuple[int, ...]:

@@ -72,9 +72,8 @@ def time_routed(
         index.rows,
         threads=profile.threads,
         # The scanner that the stages were timed with.
-        # The host's, as the stage was timed.
-        coarse_quantization="host",
         host_scanner="auto" if by_codes else cast("HostScannerName", profile.scanner),
+        coarse_quantization="host",
         precision="codes" if by_codes else "rows",
         rows=rows,
         # A slow device shall be seen, not left out.

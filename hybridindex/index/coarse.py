@@ -81,8 +81,8 @@ class CoarseQuantizer:
             farthest: (n,) float32: no other list is nearer to the query, as the device computes that.
 
         Returns:
-            Lists (n, nprobe) int64, distances float32, and (n,) bool which queries are settled: of another one a list
-            that is no candidate may be among the nearest, and its row says nothing.
+            Lists (n, nprobe) int64, distances float32, and (n,) bool. True: no other list can be among the nearest.
+            False: ignore the row.
         """
         lists = np.empty((len(x), nprobe), dtype=np.int64)
         distances = np.empty((len(x), nprobe), dtype=np.float32)

@@ -109,6 +109,7 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
             # It follows from the budget.
             scratch_bytes=None if "device_budget_bytes" in asked else current.scratch,
             fixed_bytes=current.fixed_bytes,
+            centroid_bytes=current.centroid_bytes,
             code_bytes=current.code_bytes,
             scannable=current.scannable,
             unscannable=current.unscannable,

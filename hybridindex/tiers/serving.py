@@ -39,7 +39,7 @@ class TierChoice:
     page_bytes: int = DEFAULT_PAGE_BYTES
     #: What a device takes besides lists and scratch.
     fixed_bytes: int = 0
-    #: What the centroids take, where the device finds lists of queries and its budget is not small.
+    #: What the centroids take of the first device, where its budget is not small.
     centroid_bytes: int = 0
     #: Of all codes, where lists are held by their codes: scratch follows them.
     code_bytes: int = 0

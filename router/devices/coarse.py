@@ -1,43 +1,101 @@
 """Who finds the lists of a batch's queries: the host, or a device that has the centroids.
 
 The host proves what a device finds, so lists and distances do not depend on who it was
-(:mod:`hybridindex.tiers.paged.coarse.device_centroids`). It never waits for a device longer than it would take itself,
-about: a device may be busy with an LLM, or hang.
+(:mod:`hybridindex.tiers.paged.coarse.device_centroids`). A thread of its own talks to the device, and the host never
+waits for it longer than it would take itself, about: a device may be busy with an LLM, or hang.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from hybridindex.config import CoarseQuantizationName
 from hybridindex.online_fit import FadingLine
 from hybridindex.router.batch.parts import RouterParts
-from hybridindex.tiers.paged.coarse.device_centroids import (
-    MOST_QUERIES,
-    CentroidSearch,
-    DeviceCentroids,
-    n_candidates,
-)
-from hybridindex.types import F32, I64
+from hybridindex.tiers.contract.bounded_join import join_within
+from hybridindex.tiers.paged.coarse.device_centroids import MOST_QUERIES, DeviceCentroids, n_candidates
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.types import F32, I32, I64
 
 __all__ = ["CoarseQuantization"]
 
 _log = logging.getLogger(__name__)
 
-#: Batches that each side is asked for before one is chosen; then one of so many is the other's, to see whether it has
-#: become faster. Few: the slower one makes that batch late.
-_FIRST, _OTHER_SIDE = 4, 256
-#: A device is waited for as long as the host would take, and so long at least.
-_LEAST_WAIT_S = 1e-3
-#: Looks at a device: at first one after the other, then so far apart.
-_LOOKS, _LOOK_S = 100, 20e-6
+#: Batches that each side is asked for before one is chosen; then one of so many is the other's, and at most one in so
+#: many seconds, to see whether it has become faster: the slower one makes that batch late.
+_FIRST, _OTHER_SIDE, _OTHER_SIDE_S = 4, 64, 1.0
+#: A device is waited for as long as the host would take, and so long at least; and while that is not known.
+_LEAST_WAIT_S, _UNKNOWN_WAIT_S = 1e-3, 20e-3
 #: A device is not asked for so long after an error, which is told once.
 _LEFT_ALONE_S = 60.0
-#: How far lines are drawn to the origin: batches may be of one size.
-_THROUGH_ORIGIN = 0.1
+#: How far lines are drawn to the origin: batches may be of one size. And a batch counts as so many times its prediction
+#: at most.
+_THROUGH_ORIGIN, _MOST = 0.1, 4.0
+
+
+class _Search:
+    """What is asked of a device."""
+
+    def __init__(self, centroids: DeviceCentroids, queries: F32, m: int) -> None:
+        self.centroids, self.queries, self.m = centroids, queries, m
+        self.found: tuple[I32, F32] | None = None
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.found = self.centroids.search(self.queries, self.m)
+        except BaseException as error:  # noqa: BLE001 - whatever a device raises
+            self.error = error
+        self.ended.set()
+
+
+class _Asker:
+    """A thread that talks to a device, one search after the other, and is left behind where one does not end."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[_Search | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-coarse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        warm: DeviceCentroids | None = None
+        while (search := self._asked.get()) is not None:
+            if search.centroids is not warm:
+                warm = search.centroids
+                try:
+                    warm.warm_up()
+                except BaseException:  # noqa: BLE001 - the search says so
+                    warm = None
+            search.run()
+            del search  # its centroids are those of a device that may be closed
+
+    def ask(self, search: _Search) -> None:
+        self._asked.put(search)
+
+    def close(self, limit_s: float) -> bool:
+        self._asked.put(None)
+        return join_within(self._thread, limit_s)
+
+
+class _Line:
+    """Seconds that batches of so many queries take."""
+
+    def __init__(self) -> None:
+        self._line = FadingLine(through_origin=_THROUGH_ORIGIN)
+
+    def observe(self, n: int, seconds: float) -> None:
+        known = self._line.predict(n)
+        self._line.observe(n, min(seconds, _MOST * known) if known else seconds)
+
+    def predict(self, n: int) -> float | None:
+        return self._line.predict(n)
 
 
 class CoarseQuantization:
@@ -46,13 +104,15 @@ class CoarseQuantization:
     def __init__(self, parts: RouterParts, choice: CoarseQuantizationName) -> None:
         """``choice``: "host", "devices", or "auto": whoever was faster for so many queries."""
         self._index, self._host, self._stats = parts.index, parts.host, parts.stats
-        self._tiers = () if choice == "host" else parts.paged
+        #: The first device has the centroids.
+        self._tiers: Sequence[DeviceTier] = () if choice == "host" else parts.paged[:1]
         self._asks_always = choice == "devices"
-        self._host_line = FadingLine(through_origin=_THROUGH_ORIGIN)
-        self._device_line = FadingLine(through_origin=_THROUGH_ORIGIN)
-        self._n_batches = 0
-        #: A search that was given up, and goes on.
-        self._left: CentroidSearch | None = None
+        self._host_line, self._device_line = _Line(), _Line()
+        self._n_first = self._n_since = 0
+        self._other_side_s = 0.0
+        self._asker: _Asker | None = None
+        #: The search that was given up last, and may go on.
+        self._left: _Search | None = None
         self._again_s = 0.0
 
     def quantize(self, queries: F32, nprobe: int) -> tuple[I64, F32]:
@@ -60,77 +120,73 @@ class CoarseQuantization:
         n, m = len(queries), n_candidates(nprobe, self._index.nlist)
         centroids = None
         if self._tiers and m is not None and n <= MOST_QUERIES:
-            centroids = self._centroids()
-        if centroids is None or m is None:
-            return self._host.quantize(self._index, queries, nprobe)
+            centroids = self._idle_centroids()
+        if centroids is None or m is None or not self._asks_device(n):
+            return self._by_host(queries, nprobe)
         started_s = time.perf_counter()
-        if not self._asks_device(n):
-            found = self._host.quantize(self._index, queries, nprobe)
-            self._host_line.observe(n, time.perf_counter() - started_s)
-            return found
-        found = self._ask(centroids, queries, nprobe, m)
+        found = self._by_device(centroids, queries, nprobe, m)
         # With what the host had to do again.
         self._device_line.observe(n, time.perf_counter() - started_s)
         return found
 
-    def _centroids(self) -> DeviceCentroids | None:
-        """Of the first device that works, and is idle."""
+    def close(self, limit_s: float) -> set[int]:
+        """Ends the thread; nobody quantizes any more. Ordinals of devices whose search does not end: the thread is left
+        behind."""
+        if self._asker is None or self._asker.close(limit_s):
+            return set()
+        return {tier.ordinal for tier in self._tiers}
+
+    def _by_host(self, queries: F32, nprobe: int) -> tuple[I64, F32]:
+        started_s = time.perf_counter()
+        found = self._host.quantize(self._index, queries, nprobe)
+        if self._tiers:
+            self._host_line.observe(len(queries), time.perf_counter() - started_s)
+        return found
+
+    def _idle_centroids(self) -> DeviceCentroids | None:
+        """Of a device that works, and is not busy with a search that was given up."""
         if self._again_s and time.monotonic() < self._again_s:
             return None
-        try:
-            if self._left is not None and not self._left.done():
+        if self._left is not None:
+            if not self._left.ended.is_set():
                 return None
-        except Exception as error:  # noqa: BLE001 - whatever a device raises
-            self._note(error)
-            return None
-        self._left = None
-        working = (tier.centroids for tier in self._tiers if tier.failure is None)
-        return next((centroids for centroids in working if centroids is not None), None)
+            self._left = None
+        [tier] = self._tiers
+        return tier.centroids if tier.failure is None else None
 
     def _asks_device(self, n: int) -> bool:
-        self._n_batches += 1
         if self._asks_always:
             return True
-        if self._n_batches <= 2 * _FIRST:
-            return self._n_batches % 2 == 0
+        if self._n_first < 2 * _FIRST:
+            self._n_first += 1
+            return self._n_first % 2 == 0
         host_s, device_s = self._host_line.predict(n), self._device_line.predict(n)
         device_is_faster = device_s is not None and (host_s is None or device_s < host_s)
-        return device_is_faster != (self._n_batches % _OTHER_SIDE == 0)
+        self._n_since += 1
+        if self._n_since >= _OTHER_SIDE and time.monotonic() >= self._other_side_s:
+            self._n_since, self._other_side_s = 0, time.monotonic() + _OTHER_SIDE_S
+            return not device_is_faster
+        return device_is_faster
 
-    def _ask(self, centroids: DeviceCentroids, queries: F32, nprobe: int, m: int) -> tuple[I64, F32]:
+    def _by_device(self, centroids: DeviceCentroids, queries: F32, nprobe: int, m: int) -> tuple[I64, F32]:
         n = len(queries)
-        try:
-            search = centroids.start(np.ascontiguousarray(queries), m)
-            if not self._wait(search, self._host_line.predict(n) or 0.0):
-                self._left = search
-                self._stats.add(device_quantized_again=n)
-                return self._host.quantize(self._index, queries, nprobe)
-            candidates, farthest = search.take()
-        except Exception as error:  # noqa: BLE001 - whatever a device raises
-            self._note(error)
+        search = _Search(centroids, queries, m)
+        if self._asker is None:
+            self._asker = _Asker()
+        self._asker.ask(search)
+        known_s = self._host_line.predict(n)
+        if not search.ended.wait(_UNKNOWN_WAIT_S if known_s is None else max(_LEAST_WAIT_S, known_s)):
+            self._left = search
+        elif search.error is not None:
+            self._again_s = time.monotonic() + _LEFT_ALONE_S
+            _log.warning("a device found no lists, the host does for %.0f s: %r", _LEFT_ALONE_S, search.error)
+        if search.found is None or self._left is search:
             self._stats.add(device_quantized_again=n)
-            return self._host.quantize(self._index, queries, nprobe)
-        probes, distances, settled = self._index.coarse.nearest_of(queries, candidates, farthest, nprobe)
+            return self._by_host(queries, nprobe)
+        probes, distances, settled = self._index.coarse.nearest_of(queries, *search.found, nprobe)
         n_open = n - int(np.count_nonzero(settled))
         if n_open:
             rest = ~settled
             probes[rest], distances[rest] = self._host.quantize(self._index, queries[rest], nprobe)
         self._stats.add(device_quantized=n - n_open, device_quantized_again=n_open)
         return probes, distances
-
-    @staticmethod
-    def _wait(search: CentroidSearch, host_s: float) -> bool:
-        """False: it takes too long."""
-        ends = time.perf_counter() + max(_LEAST_WAIT_S, host_s)
-        looks = 0
-        while not search.done():
-            if time.perf_counter() >= ends:
-                return False
-            looks += 1
-            if looks > _LOOKS:
-                time.sleep(_LOOK_S)
-        return True
-
-    def _note(self, error: Exception) -> None:
-        self._left, self._again_s = None, time.monotonic() + _LEFT_ALONE_S
-        _log.warning("a device found no lists, the host does for %.0f s: %r", _LEFT_ALONE_S, error)

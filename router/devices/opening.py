@@ -156,15 +156,17 @@ class TierOpening:
         return scratch_for_budget(budget, self._code_bytes) + self._centroid_share(budget, ordinal)
 
     def _centroid_share(self, budget: int, ordinal: int) -> int:
-        """What of it the centroids take."""
-        name = self._config.devices[ordinal]
-        return centroid_share(budget, tier_of(self._index, name).centroid_bytes) if self.moves_single_lists else 0
+        """What of it the centroids take, which the first device has."""
+        config = self._config
+        if ordinal or config.coarse_quantization == "host" or not self.moves_single_lists:
+            return 0
+        return centroid_share(budget, tier_of(self._index, config.devices[ordinal]).centroid_bytes)
 
     def _centroid_bytes(self, ordinal: int) -> int | None:
         """What of one device's scratch is for the centroids; None: it does not have them."""
         plan, config = self._plan, self._config
         name, asked = config.devices[ordinal], config.coarse_quantization
-        if asked == "host" or not (self.moves_single_lists and self._index.coarse.is_ours):
+        if ordinal or asked == "host" or not (self.moves_single_lists and self._index.coarse.is_ours):
             return None
         if name == "cpu":
             return 0 if asked == "devices" else None
@@ -179,7 +181,7 @@ class TierOpening:
             return None
         _log.warning(
             "device %s: the host finds the lists of all queries, as the plan leaves no memory for the centroids (%s): "
-            "make the plan anew",
+            "make the plan anew, and open the router with it",
             name,
             format_bytes(nbytes),
         )

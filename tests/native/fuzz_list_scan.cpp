@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "coarse/coarse_quantizer.h"
 #include "fuzz.h"
 #include "rabitq/code_scan.h"
-#include "coarse/coarse_quantizer.h"
 #include "scan/list_scan.h"
 #include "scan/row_reranker.h"
 

@@ -17,6 +17,7 @@ from hybridindex.partitioner.placement import place_round_robin
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import problem_of, solve
+from hybridindex.plans.replan import PlanChanges, replan
 from hybridindex.types import AccessSample, LLMProfile
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
@@ -501,10 +502,26 @@ def test_fewer_lists_than_devices_keep_the_verdict_of_the_solver(slo_ms: float) 
 
 
 def test_centroids_are_planned_for_where_a_budget_is_not_small(analysis: Analysis) -> None:
-    def scratch(budget: int) -> int:
-        request = plan_for(analysis, coverage=0.5, device_budget_bytes=budget, centroid_bytes=MIB).request
-        assert request.within(request.budgets).scratch == request.scratch
-        return request.scratch[0] - scratch_for_budget(budget)
+    def beside_scans(request: PlanRequest) -> list[int]:
+        pairs = zip(request.scratch, request.budgets, strict=True)
+        return [scratch - scratch_for_budget(budget) for scratch, budget in pairs]
 
-    assert scratch(16 * MIB) == MIB
-    assert scratch(16 * MIB - 1) == 0
+    for budgets, wanted in (
+        ((16 * MIB, 64 * MIB), [MIB, 0]),
+        ((16 * MIB - 1, 64 * MIB), [0, 0]),
+        ((64 * MIB, MIB), [MIB, 0]),
+    ):
+        of = {"n_devices": 2, "device_budget_bytes": budgets, "centroid_bytes": MIB}
+        request = plan_for(analysis, coverage=0.5, **of).request
+        assert beside_scans(request) == wanted
+        assert request.fixed_bytes == 0
+        assert request.within(budgets).scratch == request.scratch
+        # As indexes that share a device have it, and plans for other budgets.
+        assert beside_scans(request.within((8 * MIB, 64 * MIB))) == [0, 0]
+        assert beside_scans(request.within((32 * MIB, MIB))) == [MIB, 0]
+        assert (
+            replan(request, PlanChanges(device_budget_bytes=32 * MIB, coverage="solve"), None).scratch[0]
+            == (4 + 1) * MIB
+        )
+        assert PlanRequest.from_data(request.to_data()) == request
+        assert "centroid_bytes" not in plan_for(analysis, coverage=0.5).request.to_data()

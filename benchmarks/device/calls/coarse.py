@@ -41,6 +41,7 @@ def measure(device: Any, nlist: int, dim: int, batch: int, threads: int, runs: i
     assert native is not None, "the extension is missing"
     quantizer, pool = native.CoarseQuantizer(centroids, True, ""), native.ThreadPool(threads - 1)
     there = DeviceCentroids(centroids, device, by_products=True)
+    there.warm_up()
     m = n_candidates(NPROBE, nlist)
     assert m is not None
     host_s, device_s, proof_s = [], [], []
@@ -54,10 +55,7 @@ def measure(device: Any, nlist: int, dim: int, batch: int, threads: int, runs: i
         began = time.perf_counter()
         quantizer.quantize(queries, lists, distances, pool)
         by_host = time.perf_counter()
-        search = there.start(queries, m)
-        while not search.done():
-            pass
-        candidates, farthest = search.take()
+        candidates, farthest = there.search(queries, m)
         chosen = time.perf_counter()
         quantizer.nearest_of(queries, candidates, farthest, again, distances_again, known)
         proven = time.perf_counter()

@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
-#include "jobs/scan_job.h"
 #include "coarse/centroid_bytes.h"
 #include "coarse/device_bounds.h"
 #include "coarse/rounded_centroids.h"
+#include "jobs/scan_job.h"
 #include "simd/aligned_buffer.h"
 #include "simd/block_kernels.h"
 
@@ -206,11 +206,11 @@ public:
 
 private:
     struct Alone;
-    // What the call before worked in, and back.
-    std::unique_ptr<Alone> take_alone();
-    void give_back(std::unique_ptr<Alone> mine);
     struct Calls;
     ScanJobs<Centroids>& jobs();
+    // The memory of one query's search: of the call before, or new.
+    std::unique_ptr<Alone> take_alone();
+    void give_back(std::unique_ptr<Alone> mine);
     // Of one query; false: not to be found that way.
     bool quantize_rounded(const float* query, std::int64_t p, std::int64_t* lists, float* distances);
 

@@ -35,7 +35,8 @@ double DeviceBounds::least_distance(const float* query, float farthest) const {
     const double lost = std::ldexp(static_cast<double>(dim_), -125) * (1 + length + longest_);
     double of_device = (kOfProducts + of_device_sums(dim_)) * most + lost;
     if (inner_product_) return far - of_device - of_host_sums(dim_) * most - lost;
-    of_device += std::ldexp(longest_ * longest_ + most, -22);
+    // Halves of squares are rounded, and may be what the sums begin with.
+    of_device += of_device_sums(dim_) * longest_ * longest_;
     const double least = length * length + 2 * (far - of_device);
     return least - of_host_sums(dim_) * std::abs(least) - lost;
 }

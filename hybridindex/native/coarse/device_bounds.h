@@ -12,7 +12,7 @@ public:
     // Of rows of padded_dim numbers.
     DeviceBounds(const float* rows, std::int64_t nlist, std::int64_t dim, std::int64_t padded_dim, bool inner_product);
 
-    // How far, as the host computes it, lists are at least that a device found to be no nearer than `farthest`; smaller is
+    // A lower bound of the host's distance to each list that a device found to be no nearer than `farthest`; smaller is
     // nearer. The device computes -<q, c>, or |c|^2 / 2 - <q, c>, with products of TF32 at worst. No number: nothing is known.
     double least_distance(const float* query, float farthest) const;
 

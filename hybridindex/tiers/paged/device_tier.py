@@ -115,6 +115,8 @@ class DeviceTier(Tier):
         #: Finds lists that may be near to queries; None: the host alone does.
         self.centroids: DeviceCentroids | None = None
         self._has_centroids, self._centroid_bytes = memory.has_centroids, memory.centroid_bytes
+        #: Of scans, beside the centroids.
+        self._least_scratch = self._scan_scratch // 2
         n_pages = self._pages_for(wanted_bytes)
         index_pages = int(self.geometry.pages_of_bytes(index.piece_bytes).sum()) if self._codec is not None else 0
         self.arena = PageArena(
@@ -173,9 +175,10 @@ class DeviceTier(Tier):
             self._scanner_kind, self._passed_over = choose_scanner(
                 self._index, self._codec, self.arena, self.ordinal, self._scan_scratch, self.label
             )
-            if self._has_centroids:
+            if self._has_centroids and self.arena.pages.n_pages:
                 self._take_centroids()
         except BaseException:
+            self.centroids = None
             self.arena.release()
             # Who the device has no room for now may be waiting for it, too.
             give_back_cached(self.device)
@@ -185,9 +188,10 @@ class DeviceTier(Tier):
     def _take_centroids(self) -> None:
         """Where that fails the host finds lists, as it would without a device."""
         coarse = self._index.coarse
+        self.centroids = None
         try:
             self.centroids = DeviceCentroids(self._index.centroids, self.device, by_products=coarse.gives_products)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             self._leave_centroids(f"they cannot be put there: {error}")
 
     def _leave_centroids(self, why: str) -> None:
@@ -195,6 +199,7 @@ class DeviceTier(Tier):
             "device %s has no centroids any more, the host finds the lists of all queries: %s", self.label, why
         )
         self.centroids, self._has_centroids, self._centroid_bytes = None, False, 0
+        give_back_cached(self.device)
 
     @property
     def _scan_scratch(self) -> int:
@@ -283,9 +288,8 @@ class DeviceTier(Tier):
         with self._sizing:
             within = self.budget_bytes
             # Scans of a kernel that has taken its scratch take turns at it; a larger one is taken by the next.
-            least = self._scan_scratch // 2
             self.budget_bytes, self.scratch_bytes = budget_bytes, scratch_bytes
-            if self._centroid_bytes and self._scan_scratch < least:
+            if self._centroid_bytes and self._scan_scratch < self._least_scratch:
                 self._leave_centroids("a plan that was made without them leaves scans too little memory beside them")
             n_pages, pages = self._pages_for(wanted_bytes), self.arena.pages
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 from hybridindex.index.compress import compress
-from hybridindex.router import Router
+from hybridindex.router import HealthPolicy, Router
 from hybridindex.router.devices import coarse
 from hybridindex.router.devices.coarse import CoarseQuantization
-from hybridindex.tiers.paged.coarse.device_centroids import CentroidSearch, DeviceCentroids
+from hybridindex.tiers.paged.coarse.device_centroids import DeviceCentroids
 from tests.clustered import clustered, hand_made_plan, small_index
+from tests.router.slow_copies import until
 from tests.router.test_router import check
 
 QUERIES = clustered(12, seed=2)
 LISTS = 400
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module", params=["flat", "pq6", "rabitq"])
@@ -71,33 +74,53 @@ def test_more_lists_than_a_device_chooses_from_are_the_hosts(flat):
 
 
 def test_queries_that_are_not_settled_are_searched_among_all_lists(flat, monkeypatch):
-    take = CentroidSearch.take
+    search = DeviceCentroids.search
 
-    def half_known(search):
-        candidates, farthest = take(search)
+    def half_known(self, queries, m):
+        candidates, farthest = search(self, queries, m)
         farthest[::2] = -np.inf
         return candidates, farthest
 
-    monkeypatch.setattr(CentroidSearch, "take", half_known)
+    monkeypatch.setattr(DeviceCentroids, "search", half_known)
     with open_router(flat) as router:
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (6, 6)
 
 
 def test_a_device_that_does_not_answer_is_left_until_it_has(flat, monkeypatch):
-    answers: list[bool] = []
-    monkeypatch.setattr(CentroidSearch, "done", lambda _search: bool(answers))
+    search, goes_on = DeviceCentroids.search, threading.Event()
+
+    def hangs(self, queries, m):
+        goes_on.wait(WAIT_S)
+        return search(self, queries, m)
+
+    monkeypatch.setattr(DeviceCentroids, "search", hangs)
     with open_router(flat) as router:
         for _ in range(3):
             check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         # The first was given up, the others were not even asked for.
         assert counts(router) == (0, 12)
-        answers.append(True)
+        goes_on.set()
+        until(lambda: router._served.engine._coarse._left.ended.is_set())
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (12, 12)
 
 
-@pytest.mark.parametrize("where", ["start", "done", "take"])
+def test_a_router_closes_beside_a_search_that_does_not_end(flat, monkeypatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr(DeviceCentroids, "search", lambda *_: goes_on.wait(WAIT_S))
+    router = open_router(flat, health=HealthPolicy(stuck_s=0.2))
+    try:
+        check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
+        router.close()
+        [thread] = [each for each in threading.enumerate() if each.name == "hybridindex-coarse"]
+        assert thread.daemon
+    finally:
+        goes_on.set()
+        until(lambda: all(each.name != "hybridindex-coarse" for each in threading.enumerate()))
+
+
+@pytest.mark.parametrize("where", ["search", "warm_up"])
 def test_an_error_is_told_once_and_the_device_left_alone(flat, monkeypatch, caplog, where):
     caplog.set_level(logging.WARNING)
 
@@ -105,7 +128,8 @@ def test_an_error_is_told_once_and_the_device_left_alone(flat, monkeypatch, capl
         raise RuntimeError("CUDA error: device lost")
 
     with open_router(flat) as router:
-        monkeypatch.setattr(DeviceCentroids if where == "start" else CentroidSearch, where, lost)
+        monkeypatch.setattr(DeviceCentroids, "search", lost)
+        monkeypatch.setattr(DeviceCentroids, where, lost)
         for _ in range(3):
             check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (0, 12)
@@ -115,6 +139,14 @@ def test_an_error_is_told_once_and_the_device_left_alone(flat, monkeypatch, capl
         monkeypatch.setattr(time, "monotonic", lambda: later)
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (12, 12)
+
+
+def test_what_the_caller_does_with_torch_changes_nothing(flat):
+    import torch
+
+    with open_router(flat) as router, torch.autocast("cpu", dtype=torch.bfloat16):
+        check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
+        assert counts(router) == (12, 0)
 
 
 def test_a_failed_device_is_not_asked(flat):
@@ -129,11 +161,15 @@ class Timed:
 
     def __init__(self, monkeypatch, router):
         self.now = 0.0
-        self.host_s = self.device_s = 1.0
+        self.host_s = self.device_s = 0.01
         self.asked: list[str] = []
         parts: Any = router._served.parts
         monkeypatch.setattr(coarse.time, "perf_counter", lambda: self.now)
-        quantize, start = type(parts.host).quantize, DeviceCentroids.start
+        monkeypatch.setattr(coarse.time, "monotonic", lambda: self.now)
+        # It is waited for by the real clock.
+        monkeypatch.setattr(coarse, "_LEAST_WAIT_S", WAIT_S)
+        monkeypatch.setattr(coarse, "_UNKNOWN_WAIT_S", WAIT_S)
+        quantize, search = type(parts.host).quantize, DeviceCentroids.search
 
         def by_host(*args):
             self.now += self.host_s
@@ -143,10 +179,11 @@ class Timed:
         def by_device(*args):
             self.now += self.device_s
             self.asked.append("device")
-            return start(*args)
+            return search(*args)
 
         monkeypatch.setattr(type(parts.host), "quantize", by_host)
-        monkeypatch.setattr(DeviceCentroids, "start", by_device)
+        monkeypatch.setattr(DeviceCentroids, "search", by_device)
+        monkeypatch.setattr(DeviceCentroids, "warm_up", lambda _self: None)
         self.quantization = CoarseQuantization(parts, "auto")
 
     def ask(self, n):
@@ -159,16 +196,33 @@ class Timed:
 def test_whoever_is_faster_is_asked_and_the_other_one_now_and_then(flat, monkeypatch):
     with open_router(flat) as router:
         timed = Timed(monkeypatch, router)
-        timed.device_s = 0.25
+        timed.device_s = 0.0025
         assert timed.ask(8) == {"host": 4, "device": 4}
-        assert timed.ask(247) == {"host": 0, "device": 247}
+        assert timed.ask(63) == {"host": 0, "device": 63}
         assert timed.ask(1) == {"host": 1, "device": 0}
+        # Not before a second has passed.
+        assert timed.ask(350) == {"host": 0, "device": 350}
+        assert timed.ask(60)["host"] == 1
         # It is busy with something else from now on.
-        timed.device_s = 8.0
-        assert timed.ask(100)["host"] >= 98
-        timed.device_s = 0.25
-        found = timed.ask(20 * coarse._OTHER_SIDE)
-        assert found["device"] > found["host"]
+        timed.device_s = 0.08
+        assert timed.ask(100)["host"] >= 90
+        # And is not any more.
+        timed.device_s = 0.0025
+        timed.ask(1000)
+        assert timed.ask(100)["device"] >= 99
+        assert timed.quantization.close(WAIT_S) == set()
+
+
+def test_one_slow_batch_says_little(flat, monkeypatch):
+    with open_router(flat) as router:
+        timed = Timed(monkeypatch, router)
+        timed.device_s = 0.0025
+        timed.ask(20)
+        timed.device_s = 1.0
+        assert timed.ask(1) == {"host": 0, "device": 1}
+        timed.device_s = 0.0025
+        assert timed.ask(40)["device"] >= 39
+        timed.quantization.close(WAIT_S)
 
 
 def test_plans_say_whether_there_is_room(flat, caplog):
