@@ -203,7 +203,7 @@ class ClusterRouter:
         self.dim, self._timeout_s = dim, check_number("timeout_s", timeout_s, 3600.0)
         self._key, self._tls = key, tls
         self._by_locality = by_locality
-        #: Where lists are, as the nodes said last; None: they did not, and all nodes are equal.
+        #: Where lists are, as the nodes said last; None: they did not, or all have the same, and all nodes are equal.
         self.locality: Locality | None = None
         self._known = threading.Event()
         self.hedges = HedgeBudget()
@@ -271,7 +271,8 @@ class ClusterRouter:
             exchange.cancel()
 
     def _fitting(self, locality: Locality) -> Locality | None:
-        return locality if locality.vectors.shape[1] == self.dim else None
+        fits = locality.vectors.shape[1] == self.dim
+        return locality if fits and locality.tells_nodes_apart else None
 
     def choose(self, tried: set[str], remote: Mapping[str, int] = _EQUAL) -> Peer | None:
         """The node to ask next; None: there is none left. Late and down ones only where no other is.

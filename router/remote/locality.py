@@ -116,6 +116,11 @@ class Locality:
     #: (m, n) float32 part of the bytes of each landmark's lists on each node.
     shares: F32
 
+    @property
+    def tells_nodes_apart(self) -> bool:
+        """Whether any node has more of some lists than another one."""
+        return bool((self.shares != self.shares[:, :1]).any())
+
     def of(self, queries: F32, nprobe: int | None = None) -> F32:
         """(n, n_nodes) float32: what part of the work of each of (n, d) ``queries`` each node can do alone, about.
 

@@ -189,3 +189,12 @@ def test_a_node_that_knows_of_no_other_takes_none_away(cluster, one_machine, mon
     with router_of(cluster) as router:
         assert router.wait_until_known(60.0)
         assert same(router.search(queries, K, NPROBE), one_machine(queries))
+
+
+def test_nodes_that_have_all_lists_are_not_told_apart(index, one_machine, tmp_path):
+    with running(index, tmp_path, n_nodes=2, share=1.1, replicas=2) as it, router_of(it) as router:
+        assert router.wait_until_known(60.0)
+        table = Locality.decode(table_of(it.nodes[0]))
+        assert not table.tells_nodes_apart
+        assert router.locality is None
+        assert fan_out(it, router, one_machine) == 0
