@@ -65,6 +65,14 @@ def test_no_number_with_a_unit_stands_in_a_document_by_hand():
     assert {name: numbers for name, numbers in found.items() if numbers} == {}
 
 
+def test_a_decision_says_that_its_numbers_are_kept_nowhere():
+    """They are what was known when it was made; anything newer is in the pages."""
+    words = "Its numbers are of its day: no result holds them."
+    for path in (ROOT / "docs" / "adr").glob("0*.md"):
+        text = path.read_text()
+        assert bool(measurements(text)) == (words in text), path
+
+
 def test_a_number_by_hand_is_noticed():
     text = "2.5 ms, 1,200 searches/s, 3\N{MULTIPLICATION SIGN}, 4 lists\n```\n9 ms\n```\n"
     text += "<!-- a: begin -->7 ms<!-- a: end -->"
