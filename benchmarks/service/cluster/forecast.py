@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,8 @@ _SEARCHES, _BEFORE = 400, 100
 def measure_forecast(
     workload: Workload, folder: Path, rate: dict[str, Any], routing: dict[str, Any], profile_s: float
 ) -> dict[str, Any]:
-    """Profiles the host scan of one thread on a whole core.
+    """Profiles the host scan of one thread on a whole core; where several nodes were measured, beside one that scans on
+    another core: here they share memory, as nodes on machines of their own do not.
 
     Args:
         rate: of :func:`~benchmarks.service.cluster.rate.measure_rate`, before. What has a part of a core takes longer
@@ -41,15 +45,16 @@ def measure_forecast(
     message_s = 1e-6 * next(row["messages_us"] for row in routing["processor"] if row["queries"] == 1) / 2
     request_s, client_s = (1e-6 * routing["request"][name] for name in ("request_us", "client_us"))
     # What a hop takes and no processor: the line, and processes that have to wake.
-    hops = [row for row in routing["rows"] if row["side"] == "node, all lists there"]
-    hop_s = max(0.0, 1e-6 * min(row["extra_us"] for row in hops) / 2 - message_s)
+    hop_s = max(0.0, 1e-6 * routing["pinned_hop_us"] / 2 - message_s)
     network = Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
-    analyses = {}
+    analyses: dict[tuple[int, bool], Analysis] = {}
     with open_index(workload.path) as index:
         for nprobe in sorted({row["nprobe"] for row in rate["rows"]}):
-            profile = index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
-            assert isinstance(profile, Profile)
-            analyses[nprobe] = analyse(profile)
+            for several in (False, True):
+                with _scanning(workload.path, queries, nprobe) if several else nullcontext():
+                    profile = index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
+                assert isinstance(profile, Profile)
+                analyses[nprobe, several] = analyse(profile)
     return {
         "request_us": 1e6 * request_s,
         "client_us": 1e6 * client_s,
@@ -58,6 +63,25 @@ def measure_forecast(
         "rows": _rates(workload, analyses, network, rate),
         "latencies": _latencies(workload, folder, analyses, network),
     }
+
+
+@contextmanager
+def _scanning(path: Path, queries: F32, nprobe: int) -> Iterator[None]:
+    """Another process searches the index meanwhile, with one thread, one query after the other."""
+    process = get_context("spawn").Process(target=_scan, args=(path, queries, nprobe), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _scan(path: Path, queries: F32, nprobe: int) -> None:
+    with open_index(path) as index, index.router(threads=1) as router:
+        while True:
+            for query in queries:
+                router.search(query, 10, nprobe)
 
 
 def _inputs(
@@ -69,13 +93,13 @@ def _inputs(
 
 
 def _rates(
-    workload: Workload, analyses: dict[int, Analysis], network: Network, rate: dict[str, Any]
+    workload: Workload, analyses: dict[tuple[int, bool], Analysis], network: Network, rate: dict[str, Any]
 ) -> list[dict[str, Any]]:
     share, rows = rate["cores_of_a_node"], []
     for row in [*rate["rows"], *_unmeasured(rate["rows"])]:
         inputs = _inputs(
             workload,
-            analyses[row["nprobe"]],
+            analyses[row["nprobe"], row["nodes"] > 1 and row["rate"] is not None],
             network,
             row["nodes"],
             row["replicas"],
@@ -121,14 +145,16 @@ def _unmeasured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _latencies(
-    workload: Workload, folder: Path, analyses: dict[int, Analysis], network: Network
+    workload: Workload, folder: Path, analyses: dict[tuple[int, bool], Analysis], network: Network
 ) -> list[dict[str, Any]]:
     """Medians of searches one after the other, by nodes with one thread and a core each."""
     queries = mixed_queries(workload.centres, 4096, seed=13)
     rows: list[dict[str, Any]] = []
     for n in range(1, len(os.sched_getaffinity(0)) + 1):
         with nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")) as cluster:
-            for nprobe, analysis in analyses.items():
+            for nprobe, analysis in (
+                (nprobe, each) for (nprobe, several), each in analyses.items() if several == (n > 1)
+            ):
                 for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
                     pids = [process.pid for process in cluster.processes.values()]
                     with pinned(pids), cluster.router(by_locality=by_locality) as router:

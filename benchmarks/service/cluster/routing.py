@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.common.measure import Timing, interleave, show
+from benchmarks.common.quota import pinned
 from benchmarks.common.serving import shipped_daemon
 from benchmarks.service.cluster.nodes import Workload, mixed_queries, until
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
@@ -124,7 +125,7 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
         empty = NodeProcess(specs[1])
         try:
             with shipped_daemon(workload.path, "--keys", str(keys), "--no-write") as (_, (plain,)):
-                return _measure(workload, folder, key, plain, full, empty.url, queries, repeats)
+                return _measure(workload, folder, key, plain, full, empty, queries, repeats)
         finally:
             empty.close()
     finally:
@@ -132,9 +133,16 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
 
 
 def _measure(
-    workload: Workload, folder: Path, key: str, plain: str, holder: NodeProcess, empty: str, queries: F32, repeats: int
+    workload: Workload,
+    folder: Path,
+    key: str,
+    plain: str,
+    holder: NodeProcess,
+    without: NodeProcess,
+    queries: F32,
+    repeats: int,
 ) -> dict[str, Any]:
-    full, pid = holder.url, holder.pid
+    full, empty, pid = holder.url, without.url, holder.pid
     calls = {name: NodeCalls(url, key) for name, url in (("full", full), ("empty", empty))}
     map_ = _map(workload, "routing", {"full": full, "empty": empty}, 0)
     _hold_all(calls["full"], len(map_.holders))
@@ -154,8 +162,10 @@ def _measure(
             for nprobe in (workload.nprobe, min(8 * workload.nprobe, len(map_.holders))):
                 rows += _sides(nprobe, key, (plain, full, empty), here, router, queries, repeats)
             processor = _processor(here, router, pid, workload.nprobe, queries, repeats)
-            with ClusterRouter({"full": full}, dim=workload.dim, key=key) as client:
+            # As the nodes of a forecast.
+            with pinned([pid, without.pid]), ClusterRouter({"full": full}, dim=workload.dim, key=key) as client:
                 request = _request(here, client, pid, workload.nprobe, queries, repeats)
+                hop_us = _hop(key, full, empty, workload.nprobe, queries, repeats)
         finally:
             router.close()
             remote.close()
@@ -176,14 +186,25 @@ def _measure(
          for r in processor],
     )  # fmt: skip
     show(
-        "a search over HTTP of lists that the node holds, beyond that search: processor time of the node, and the rest",
+        "a search over HTTP of lists that the node holds, on a core of its own, beyond that search: processor time of "
+        f"the node, and the rest; a hop from there takes {hop_us:.0f} us more",
         ("searches", "us", "range", "rest of the latency us"),
         [
             (request["searches"], request["request_us"], "..".join(f"{v:.0f}" for v in request["request_range_us"]),
              request["client_us"])
         ],
     )  # fmt: skip
-    return {"rows": rows, "processor": processor, "request": request, "repeats": repeats}
+    return {"rows": rows, "processor": processor, "request": request, "pinned_hop_us": hop_us, "repeats": repeats}
+
+
+def _hop(key: str, full: str, empty: str, nprobe: int, queries: F32, repeats: int) -> float:
+    """Median of what a search takes longer where the node that is asked has to ask the other one."""
+    bodies = [query.tobytes() for query in queries]
+    sides: dict[str, Callable[[], object]] = {
+        name: _Rotating(_searcher(url, key, nprobe), bodies) for name, url in (("full", full), ("empty", empty))
+    }
+    timed = interleave(sides, repeats=repeats, calls=8)
+    return float(1e6 * np.median(np.array(timed["empty"].seconds) - np.array(timed["full"].seconds)))
 
 
 def _request(here: Router, client: ClusterRouter, node: int, nprobe: int, queries: F32, repeats: int) -> dict[str, Any]:
