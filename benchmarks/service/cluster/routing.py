@@ -209,15 +209,18 @@ def _hop(key: str, full: str, empty: str, nprobe: int, queries: F32, repeats: in
 
 def _request(here: Router, client: ClusterRouter, node: int, nprobe: int, queries: F32, repeats: int) -> dict[str, Any]:
     """Of a search of one query that a node has all lists of, beyond the same search in this process: processor time of
-    the node, whose process is ``node``; and the rest of the latency."""
+    the node, whose process is ``node``; and the rest of the median latency."""
     calls, beyond, latencies = 8 * repeats, [], []
     singles = [query[None] for query in queries]
 
     def timed(search: Callable[[F32], object]) -> float:
-        began = time.perf_counter()
+        """Median seconds of one."""
+        taken = []
         for i in range(calls):
+            began = time.perf_counter()
             search(singles[i % len(singles)])
-        return time.perf_counter() - began
+            taken.append(time.perf_counter() - began)
+        return float(np.median(taken))
 
     timed(lambda query: client.search(query, _K, nprobe))
     for _ in range(5):
@@ -226,7 +229,7 @@ def _request(here: Router, client: ClusterRouter, node: int, nprobe: int, querie
         its, own = _spent_s(node) - its, time.process_time()
         over -= timed(lambda query: here.search(query, _K, nprobe))
         beyond.append(1e6 * (its - (time.process_time() - own)) / calls)
-        latencies.append(1e6 * over / calls)
+        latencies.append(1e6 * over)
     request_us = float(np.median(beyond))
     return {
         "searches": calls,
