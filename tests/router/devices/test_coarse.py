@@ -41,6 +41,20 @@ def flat(tmp_path_factory):
         yield index
 
 
+@pytest.fixture(autouse=True)
+def patient():
+    """A device is waited for on a busy machine, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coarse, "_LEAST_WAIT_S", WAIT_S)
+        patch.setattr(coarse, "_UNKNOWN_WAIT_S", WAIT_S)
+        yield patch
+
+
+def hurry(patch):
+    patch.setattr(coarse, "_LEAST_WAIT_S", 0.02)
+    patch.setattr(coarse, "_UNKNOWN_WAIT_S", 0.02)
+
+
 def open_router(index, choice="devices", **options):
     return Router(index, devices=["cpu"], device_budget_bytes=8 << 20, coarse_quantization=choice, **options)
 
@@ -87,7 +101,8 @@ def test_queries_that_are_not_settled_are_searched_among_all_lists(flat, monkeyp
         assert counts(router) == (6, 6)
 
 
-def test_a_device_that_does_not_answer_is_left_until_it_has(flat, monkeypatch):
+def test_a_device_that_does_not_answer_is_left_until_it_has(flat, monkeypatch, patient):
+    hurry(patient)
     search, goes_on = DeviceCentroids.search, threading.Event()
 
     def hangs(self, queries, m):
@@ -102,11 +117,13 @@ def test_a_device_that_does_not_answer_is_left_until_it_has(flat, monkeypatch):
         assert counts(router) == (0, 12)
         goes_on.set()
         until(lambda: router._served.engine._coarse._left.ended.is_set())
+        patient.setattr(coarse, "_LEAST_WAIT_S", WAIT_S)
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (12, 12)
 
 
-def test_a_router_closes_beside_a_search_that_does_not_end(flat, monkeypatch):
+def test_a_router_closes_beside_a_search_that_does_not_end(flat, monkeypatch, patient):
+    hurry(patient)
     goes_on = threading.Event()
     monkeypatch.setattr(DeviceCentroids, "search", lambda *_: goes_on.wait(WAIT_S))
     router = open_router(flat, health=HealthPolicy(stuck_s=0.2))
@@ -166,9 +183,6 @@ class Timed:
         parts: Any = router._served.parts
         monkeypatch.setattr(coarse.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(coarse.time, "monotonic", lambda: self.now)
-        # It is waited for by the real clock.
-        monkeypatch.setattr(coarse, "_LEAST_WAIT_S", WAIT_S)
-        monkeypatch.setattr(coarse, "_UNKNOWN_WAIT_S", WAIT_S)
         quantize, search = type(parts.host).quantize, DeviceCentroids.search
 
         def by_host(*args):
