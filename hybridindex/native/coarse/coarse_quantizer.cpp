@@ -390,7 +390,9 @@ void CoarseQuantizer::nearest_of(const float* queries, std::int64_t n, std::int6
     std::unique_ptr<Alone> mine = take_alone();
     mine->query.grow(centroids_.padded_dim());
     NearLists& near = mine->near;
-    near.lists.grow(m);
+    const std::int64_t whole = round_up(m, kBlockRows);  // as many are read
+    near.lists.grow(whole);
+    std::fill(near.lists.data() + m, near.lists.data() + whole, 0);
     near.count = m;
     for (std::int64_t q = 0; q < n; ++q, queries += centroids_.dim(), candidates += m, lists += p, distances += p) {
         std::int32_t* const chosen = near.lists.data();
