@@ -58,7 +58,7 @@ HostScannerName = Literal["auto", "native", "faiss"]
 #: ``host_scanner`` is not ``faiss``, the extension is there, and few of the rows are candidates; else the rows.
 PrecisionName = Literal["auto", "codes", "rows"]
 #: ``auto``: a GPU, where it is faster than the host.
-CoarseQuantizationName = Literal["auto", "host", "devices"]
+CoarseQuantizationName = Literal["auto", "host", "device"]
 #: Where rows are kept while codes are scanned.
 RowsName = Literal["resident", "mapped"]
 
@@ -289,8 +289,8 @@ class RouterConfig:
         CoarseQuantizationName,
         Setting(
             help="What finds the lists of a batch's queries. 'auto': a GPU where it was faster than the host, which "
-            "proves what it finds. 'host': the host alone. 'devices': devices as far as they can, the stand-in too. "
-            "Answers are the same."
+            "proves what it finds. 'host': the host alone. 'device': the first device as far as it can, the stand-in "
+            "too. Answers are the same."
         ),
     ] = "auto"
     precision: Annotated[
@@ -385,7 +385,7 @@ class RouterConfig:
         if self.threads is not None:
             _set(self, "threads", check_count("threads", self.threads, 4096))
         check_one_of("host_scanner", self.host_scanner, ("auto", "native", "faiss"))
-        check_one_of("coarse_quantization", self.coarse_quantization, ("auto", "host", "devices"))
+        check_one_of("coarse_quantization", self.coarse_quantization, ("auto", "host", "device"))
         check_one_of("precision", self.precision, ("auto", "codes", "rows"))
         if self.candidates is not None:
             _set(self, "candidates", check_count("candidates", self.candidates, MAX_CANDIDATES))

@@ -248,7 +248,7 @@ class Engine:
             if not device_queue.close(0 if left else self.health.policy.stuck_s):
                 left.add(device_queue.tier.ordinal)
         self._watchdog.close()
-        return left | self._coarse.close(0 if left else self.health.policy.stuck_s)
+        return left | self._coarse.close(self.health.policy.stuck_s)
 
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""

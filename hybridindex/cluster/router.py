@@ -84,6 +84,9 @@ class _Search:
             if not self._asked:
                 self._settle(self._error or UnreachableError("no node of the cluster answers"))
             return
+        self._ask(peer)
+
+    def _ask(self, peer: Peer) -> None:
         name, loop = peer.node.name, self._router.loop
         self._tried.add(name)
         exchange = Exchange(lambda status, body, error: self._told(name, status, body, error), self._most)
@@ -111,7 +114,7 @@ class _Search:
         other = self._router.choose(self._tried, self._remote)
         if other is not None and self._router.hedges.spend(peer.n_open, other.n_open):
             peer.n_hedged += 1
-            self._ask_another()
+            self._ask(other)
         elif other is not None:
             # Looks again after as long: the other one may have less to do by then.
             loop = self._router.loop

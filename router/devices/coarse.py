@@ -11,12 +11,14 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 
 import numpy as np
 
 from hybridindex.config import CoarseQuantizationName
-from hybridindex.online_fit import FadingLine
+from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.paged.coarse.device_centroids import MOST_QUERIES, DeviceCentroids, n_candidates
@@ -34,85 +36,68 @@ _FIRST, _OTHER_SIDE, _OTHER_SIDE_S = 4, 64, 1.0
 _LEAST_WAIT_S, _UNKNOWN_WAIT_S = 1e-3, 20e-3
 #: A device is not asked for so long after an error, which is told once.
 _LEFT_ALONE_S = 60.0
-#: How far lines are drawn to the origin: batches may be of one size. And a batch counts as so many times its prediction
-#: at most.
-_THROUGH_ORIGIN, _MOST = 0.1, 4.0
 
-
-class _Search:
-    """What is asked of a device."""
-
-    def __init__(self, centroids: DeviceCentroids, queries: F32, m: int) -> None:
-        self.centroids, self.queries, self.m = centroids, queries, m
-        self.found: tuple[I32, F32] | None = None
-        self.error: BaseException | None = None
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self.found = self.centroids.search(self.queries, self.m)
-        except BaseException as error:  # noqa: BLE001 - whatever a device raises
-            self.error = error
-        self.ended.set()
+#: Candidates of each query, and how far the farthest is.
+_Found = Future[tuple[I32, F32]]
 
 
 class _Asker:
-    """A thread that talks to a device, one search after the other, and is left behind where one does not end."""
+    """A thread that talks to a device, one search after the other. A daemon: where a search does not end, it is left
+    behind, and the process can end all the same."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[_Search | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[_Found, DeviceCentroids, F32, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hybridindex-coarse", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        warm: DeviceCentroids | None = None
-        while (search := self._asked.get()) is not None:
-            if search.centroids is not warm:
-                warm = search.centroids
-                try:
-                    warm.warm_up()
-                except BaseException:  # noqa: BLE001 - the search says so
-                    warm = None
-            search.run()
-            del search  # its centroids are those of a device that may be closed
+    def ask(self, centroids: DeviceCentroids, queries: F32, m: int) -> _Found:
+        """See :meth:`DeviceCentroids.search`."""
+        found: _Found = Future()
+        self._asked.put((found, centroids, queries, m))
+        return found
 
-    def ask(self, search: _Search) -> None:
-        self._asked.put(search)
+    def _run(self) -> None:
+        #: Those that were warmed up; of a device that is closed nothing is held.
+        warm: weakref.ref[DeviceCentroids] | None = None
+        while (asked := self._asked.get()) is not None:
+            found, centroids, queries, m = asked
+            try:
+                if warm is None or warm() is not centroids:
+                    centroids.warm_up()
+                    warm = weakref.ref(centroids)
+                found.set_result(centroids.search(queries, m))
+            except BaseException as error:  # noqa: BLE001 - whatever a device raises
+                found.set_exception(error)
+            del asked, found, centroids
 
     def close(self, limit_s: float) -> bool:
+        """False: a search does not end."""
         self._asked.put(None)
         return join_within(self._thread, limit_s)
 
 
-class _Line:
-    """Seconds that batches of so many queries take."""
-
-    def __init__(self) -> None:
-        self._line = FadingLine(through_origin=_THROUGH_ORIGIN)
-
-    def observe(self, n: int, seconds: float) -> None:
-        known = self._line.predict(n)
-        self._line.observe(n, min(seconds, _MOST * known) if known else seconds)
-
-    def predict(self, n: int) -> float | None:
-        return self._line.predict(n)
+def _seconds(pace: PaceEstimator, n: int) -> float | None:
+    """That so many queries take in the middle; None: none were seen."""
+    line = pace.line()
+    return None if line is None else max(0.0, line[0] + line[1] * n)
 
 
 class CoarseQuantization:
     """Finds the nearest lists of batches. One thread at a time."""
 
     def __init__(self, parts: RouterParts, choice: CoarseQuantizationName) -> None:
-        """``choice``: "host", "devices", or "auto": whoever was faster for so many queries."""
+        """``choice``: "host", "device", or "auto": whoever was faster for so many queries."""
         self._index, self._host, self._stats = parts.index, parts.host, parts.stats
         #: The first device has the centroids.
         self._tiers: Sequence[DeviceTier] = () if choice == "host" else parts.paged[:1]
-        self._asks_always = choice == "devices"
-        self._host_line, self._device_line = _Line(), _Line()
+        self._asks_always = choice == "device"
+        #: By queries in the place of bytes.
+        self._host_pace, self._device_pace = PaceEstimator(), PaceEstimator()
         self._n_first = self._n_since = 0
         self._other_side_s = 0.0
         self._asker: _Asker | None = None
         #: The search that was given up last, and may go on.
-        self._left: _Search | None = None
+        self._left: _Found | None = None
         self._again_s = 0.0
 
     def quantize(self, queries: F32, nprobe: int) -> tuple[I64, F32]:
@@ -126,7 +111,7 @@ class CoarseQuantization:
         started_s = time.perf_counter()
         found = self._by_device(centroids, queries, nprobe, m)
         # With what the host had to do again.
-        self._device_line.observe(n, time.perf_counter() - started_s)
+        self._device_pace.observe(n, time.perf_counter() - started_s)
         return found
 
     def close(self, limit_s: float) -> set[int]:
@@ -140,7 +125,7 @@ class CoarseQuantization:
         started_s = time.perf_counter()
         found = self._host.quantize(self._index, queries, nprobe)
         if self._tiers:
-            self._host_line.observe(len(queries), time.perf_counter() - started_s)
+            self._host_pace.observe(len(queries), time.perf_counter() - started_s)
         return found
 
     def _idle_centroids(self) -> DeviceCentroids | None:
@@ -148,7 +133,7 @@ class CoarseQuantization:
         if self._again_s and time.monotonic() < self._again_s:
             return None
         if self._left is not None:
-            if not self._left.ended.is_set():
+            if not self._left.done():
                 return None
             self._left = None
         [tier] = self._tiers
@@ -160,7 +145,7 @@ class CoarseQuantization:
         if self._n_first < 2 * _FIRST:
             self._n_first += 1
             return self._n_first % 2 == 0
-        host_s, device_s = self._host_line.predict(n), self._device_line.predict(n)
+        host_s, device_s = _seconds(self._host_pace, n), _seconds(self._device_pace, n)
         device_is_faster = device_s is not None and (host_s is None or device_s < host_s)
         self._n_since += 1
         if self._n_since >= _OTHER_SIDE and time.monotonic() >= self._other_side_s:
@@ -170,20 +155,20 @@ class CoarseQuantization:
 
     def _by_device(self, centroids: DeviceCentroids, queries: F32, nprobe: int, m: int) -> tuple[I64, F32]:
         n = len(queries)
-        search = _Search(centroids, queries, m)
         if self._asker is None:
             self._asker = _Asker()
-        self._asker.ask(search)
-        known_s = self._host_line.predict(n)
-        if not search.ended.wait(_UNKNOWN_WAIT_S if known_s is None else max(_LEAST_WAIT_S, known_s)):
-            self._left = search
-        elif search.error is not None:
+        asked = self._asker.ask(centroids, queries, m)
+        known_s = _seconds(self._host_pace, n)
+        ended, _ = wait([asked], _UNKNOWN_WAIT_S if known_s is None else max(_LEAST_WAIT_S, known_s))
+        error = asked.exception() if ended else None
+        if error is not None:
             self._again_s = time.monotonic() + _LEFT_ALONE_S
-            _log.warning("a device found no lists, the host does for %.0f s: %r", _LEFT_ALONE_S, search.error)
-        if search.found is None or self._left is search:
+            _log.warning("a device found no lists, the host does for %.0f s: %r", _LEFT_ALONE_S, error)
+        if not ended or error is not None:
+            self._left = asked
             self._stats.add(device_quantized_again=n)
             return self._by_host(queries, nprobe)
-        probes, distances, settled = self._index.coarse.nearest_of(queries, *search.found, nprobe)
+        probes, distances, settled = self._index.coarse.nearest_of(queries, *asked.result(), nprobe)
         n_open = n - int(np.count_nonzero(settled))
         if n_open:
             rest = ~settled

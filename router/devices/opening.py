@@ -169,7 +169,7 @@ class TierOpening:
         if ordinal or asked == "host" or not (self.moves_single_lists and self._index.coarse.is_ours):
             return None
         if name == "cpu":
-            return 0 if asked == "devices" else None
+            return 0 if asked == "device" else None
         budget = self.budget_of(plan, ordinal)
         nbytes = self._centroid_share(budget, ordinal)
         if 0 < nbytes <= self.scratch_of(plan, ordinal) - scratch_for_budget(budget, self._code_bytes):
@@ -195,7 +195,6 @@ class TierOpening:
         """
         plan, config = self._plan, self._config
         name, budget = config.devices[ordinal], self._budgets[ordinal]
-        centroid_bytes = self._centroid_bytes(ordinal)
         try:
             tier = open_device_tier(
                 self._index,
@@ -207,8 +206,7 @@ class TierOpening:
                     scratch_bytes=self.scratch_of(plan, ordinal),
                     page_bytes=self.page_bytes,
                     pinned=self.host_lists.memory_for(name),
-                    has_centroids=centroid_bytes is not None,
-                    centroid_bytes=centroid_bytes or 0,
+                    centroid_bytes=self._centroid_bytes(ordinal),
                 ),
                 without_room="retry" if config.health.retry_open else "fail",
             )

@@ -344,8 +344,8 @@ class RemoteLists:
             self._thread.call(self._start, choice.view, batch, each, filters, node, options)
 
     def wait_until_asked(self, nbytes: int) -> None:
-        """Until what was put has left, where the caller scans so many bytes meanwhile, a few milliseconds: the own
-        thread may get no core before that has ended, and the others would begin then."""
+        """Waits until what was put has left, where the caller is about to scan so many bytes that it takes
+        milliseconds: on busy cores the own thread would run only after that, and the other nodes begin as late."""
         if nbytes < _WAITED_FOR or self._thread.is_current():
             return
         asked = threading.Event()

@@ -58,9 +58,8 @@ class PagedMemory:
     staging_bytes: int = DEFAULT_STAGING_BYTES
     #: Lists in page-locked memory that tiers share; it stays the caller's.
     pinned: PinnedMemory | None = None
-    #: Whether it has the centroids, too, and what of the scratch is for them; the stand-in's lie in host memory.
-    has_centroids: bool = False
-    centroid_bytes: int = 0
+    #: What of the scratch is for the centroids, 0 on the stand-in, whose memory is the host's; None: it has none.
+    centroid_bytes: int | None = None
 
 
 _DEFAULT_MEMORY = PagedMemory()
@@ -114,7 +113,7 @@ class DeviceTier(Tier):
         self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
         #: Finds lists that may be near to queries; None: the host alone does.
         self.centroids: DeviceCentroids | None = None
-        self._has_centroids, self._centroid_bytes = memory.has_centroids, memory.centroid_bytes
+        self._centroid_bytes = memory.centroid_bytes
         #: Of scans, beside the centroids.
         self._least_scratch = self._scan_scratch // 2
         n_pages = self._pages_for(wanted_bytes)
@@ -175,7 +174,7 @@ class DeviceTier(Tier):
             self._scanner_kind, self._passed_over = choose_scanner(
                 self._index, self._codec, self.arena, self.ordinal, self._scan_scratch, self.label
             )
-            if self._has_centroids and self.arena.pages.n_pages:
+            if self._centroid_bytes is not None and self.arena.pages.n_pages:
                 self._take_centroids()
         except BaseException:
             self.centroids = None
@@ -198,13 +197,13 @@ class DeviceTier(Tier):
         _log.warning(
             "device %s has no centroids any more, the host finds the lists of all queries: %s", self.label, why
         )
-        self.centroids, self._has_centroids, self._centroid_bytes = None, False, 0
+        self.centroids = self._centroid_bytes = None
         give_back_cached(self.device)
 
     @property
     def _scan_scratch(self) -> int:
         """What of the scratch is for scans."""
-        return self.scratch_bytes - self._centroid_bytes
+        return self.scratch_bytes - (self._centroid_bytes or 0)
 
     def _would_fit(self) -> bool:
         """Whether the device, were it empty, has room for this tier."""

@@ -55,7 +55,7 @@ def hurry(patch):
     patch.setattr(coarse, "_UNKNOWN_WAIT_S", 0.02)
 
 
-def open_router(index, choice="devices", **options):
+def open_router(index, choice="device", **options):
     return Router(index, devices=["cpu"], device_budget_bytes=8 << 20, coarse_quantization=choice, **options)
 
 
@@ -116,7 +116,7 @@ def test_a_device_that_does_not_answer_is_left_until_it_has(flat, monkeypatch, p
         # The first was given up, the others were not even asked for.
         assert counts(router) == (0, 12)
         goes_on.set()
-        until(lambda: router._served.engine._coarse._left.ended.is_set())
+        until(lambda: router._served.engine._coarse._left.done())
         patient.setattr(coarse, "_LEAST_WAIT_S", WAIT_S)
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
         assert counts(router) == (12, 12)

@@ -1,4 +1,4 @@
-"""Devices on which triton kernels run."""
+"""Devices: the stand-in, and a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from tests.tiers.triton_here import require_triton
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
+def any_device(request):
     if request.param == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("of a real GPU, and torch sees none here; the same runs on the stand-in")
-    require_triton(request.param)
     return request.param
+
+
+@pytest.fixture
+def device(any_device):
+    """One on which triton kernels run."""
+    require_triton(any_device)
+    return any_device
