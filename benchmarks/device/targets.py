@@ -336,6 +336,24 @@ def _heavy(result: Mapping[str, Any]) -> Iterator[Verdict]:
                       note=f"{worst['codec']} {worst['metric']}, {worst['signs']}, {heavy}")  # fmt: skip
 
 
+def _coarse(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for row in result.get("rows", []):
+        middle, low, high = row["ratio"]
+        yield Verdict(part="device_coarse", what=f"lists of {row['batch']} queries among {row['lists']:,}",
+                      target="as the host, to the bit", measured=f"{row['different']} differ",
+                      met=row["different"] == 0,
+                      note=f"{middle:.2f} times as fast ({low:.2f} to {high:.2f}), {row['settled']:.1%} settled")  # fmt: skip
+
+
+def _living(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    added = result.get("added", {}).get("rows", [])
+    filtered = [(f"filters that leave {row['share']:.0%}", row) for row in result.get("filters", [])]
+    for what, row in [*filtered, *(("added rows", row) for row in added)]:
+        yield Verdict(part="device_living", what=f"{what}, batch {row['batch']}", target="reported", met=None,
+                      measured=f"{row['times_faster'][0]:.2f} times as fast as the host",
+                      note=f"A/A {row['noise'][0]:.2f}")  # fmt: skip
+
+
 def _ceilings(result: Mapping[str, Any]) -> Iterator[Verdict]:
     for key, what in (("sum_gbps", "a sum"), ("device_copy_gbps", "a copy within the device")):
         if key in result:
@@ -406,6 +424,8 @@ _JUDGES: dict[str, Callable[[Mapping[str, Any]], Iterator[Verdict]]] = {
     "device_beside_mps": _beside,
     "faiss_gpu": _faiss_gpu,
     "heavy": _heavy,
+    "device_coarse": _coarse,
+    "device_living": _living,
     "ceilings": _ceilings,
     "machine": _machine,
     "extension": _extension,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ROOT
+from benchmarks.device import targets
 from benchmarks.device import tier as device_tier
 from benchmarks.device.calls import coarse, faiss_gpu, heavy, probes, tools
 from benchmarks.device.calls.ceilings import Floor
@@ -319,3 +320,17 @@ def test_lists_that_a_device_chose_are_those_of_the_host():
     row = coarse.measure(torch.device("cpu"), 1500, 24, 8, 1, 2)
     assert (row["different"], row["settled"]) == (0, 1.0)
     assert all(len(row[side]) == 3 for side in ("host_us", "device_us", "proof_us", "ratio"))
+    result = {"stand_in": False, "complete": True, "rows": [row, {**row, "different": 3}]}
+    right, wrong = targets.judge({"device_coarse": result}, {"device_coarse": "complete"})
+    assert (right.met, right.measured, wrong.met, wrong.measured) == (True, "0 differ", False, "3 differ")
+
+
+def test_every_part_is_judged():
+    assert set(device_tier.PARTS) == set(targets._JUDGES)
+    row = {"share": 0.5, "batch": 8, "times_faster": [2.0, 1.9, 2.1], "noise": [1.0, 0.9, 1.1]}
+    result = {"stand_in": False, "complete": True, "filters": [row], "added": {"rows": [row]}}
+    found = targets.judge({"device_living": result}, {"device_living": "complete"})
+    assert [(each.what, each.measured, each.met) for each in found] == [
+        ("filters that leave 50%, batch 8", "2.00 times as fast as the host", None),
+        ("added rows, batch 8", "2.00 times as fast as the host", None),
+    ]

@@ -88,12 +88,17 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     rows: list[dict[str, Any]] = []
     attempts = Attempts()
+
+    def save(*, complete: bool = False) -> None:
+        result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "threads": args.threads,
+                  "rows": rows, "failed": attempts.failed}  # fmt: skip
+        write(args.json, "device_coarse", result)
+
     for (nlist, dim), batch in itertools.product(QUICK_SHAPES if args.quick else SHAPES, BATCHES):
         with attempts(f"{nlist} lists, batch {batch}"):
             rows.append(measure(device, nlist, dim, batch, args.threads, 5 if args.quick else RUNS))
-        result = {"device": info.label, "stand_in": info.stand_in, "threads": args.threads, "rows": rows,
-                  "failed": attempts.failed}  # fmt: skip
-        write(args.json, "device_coarse", result)
+        save()
+    save(complete=not attempts.failed)
     show(f"coarse quantization, nprobe {NPROBE}, on {info.label}",
          ("lists", "dim", "batch", "host us", "device us", "proof us", "ratio", "settled", "different"),
          [(r["lists"], r["dim"], r["batch"], *(round(r[f"{side}_us"][0]) for side in ("host", "device", "proof")),
