@@ -95,14 +95,17 @@ class Index:
 
     @property
     def path(self) -> Path:
+        """Directory of the index."""
         return self._ivf.path
 
     @property
     def metric(self) -> Metric:
+        """``"l2"`` or ``"ip"``, of all distances."""
         return self._ivf.metric
 
     @property
     def codec(self) -> str:
+        """How lists store rows: ``"flat"``, float32, or by what compresses them."""
         return self._ivf.codec
 
     @property
@@ -117,6 +120,7 @@ class Index:
 
     @property
     def nlist(self) -> int:
+        """Number of lists."""
         return self._ivf.nlist
 
     @property

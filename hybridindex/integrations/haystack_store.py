@@ -110,6 +110,7 @@ class HybridIndexDocumentStore:
         return self._collection
 
     def to_dict(self) -> dict[str, Any]:
+        """For pipelines that are written down: what the store was made with."""
         found: dict[str, Any] = default_to_dict(self, **self._settings)
         return found
 
@@ -122,6 +123,7 @@ class HybridIndexDocumentStore:
     # What is there
 
     def count_documents(self) -> int:
+        """All of them."""
         return self._collection.count()
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
@@ -129,6 +131,7 @@ class HybridIndexDocumentStore:
         return [self._found(item) for item in self._matching(filters)]
 
     def count_documents_by_filter(self, filters: dict[str, Any]) -> int:
+        """Of those whose metadata meet Haystack's filters."""
         return sum(1 for _ in self._matching(filters))
 
     # Changes
@@ -169,6 +172,7 @@ class HybridIndexDocumentStore:
         self._collection.delete(keys=document_ids)
 
     def delete_all_documents(self) -> None:
+        """The store stays, without documents."""
         self._collection.clear()
 
     def delete_by_filter(self, filters: dict[str, Any]) -> int:
@@ -314,6 +318,7 @@ class HybridIndexEmbeddingRetriever:
         self._filter_policy = FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy
 
     def to_dict(self) -> dict[str, Any]:
+        """As that of the store, with the store in it."""
         found: dict[str, Any] = default_to_dict(
             self,
             document_store=self._document_store.to_dict(),

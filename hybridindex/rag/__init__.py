@@ -13,6 +13,7 @@ from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Answer, Passage
 from hybridindex.rag.retriever import CenteredEmbedder, Embedder, Retriever
+from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Sampling",
     "Schedule",
     "SentenceEmbedder",
+    "Steps",
     "TextFile",
     "TraceWriter",
     "embedded",

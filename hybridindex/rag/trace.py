@@ -119,6 +119,7 @@ class TraceWriter:
             raise TraceError(f"{words}; the runs before are kept") from error
 
     def close(self) -> None:
+        """Ends the file; what was recorded stays."""
         self._file.close()
 
     def __enter__(self) -> TraceWriter:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 
 from benchmarks.common.measure import show
 from benchmarks.common.quota import pinned
-from benchmarks.service.cluster.nodes import Workload, mixed_queries, nodes
+from benchmarks.service.cluster.nodes import Nodes, Workload, mixed_queries, nodes
+from benchmarks.service.cluster.routing import measure_costs
 from hybridindex.api import open_index
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.partitioner.analysis import Analysis, analyse
@@ -27,42 +29,78 @@ __all__ = ["measure_forecast"]
 _REQUESTS = 2000
 #: Whose latencies are measured, after others that make connections and caches warm.
 _SEARCHES, _BEFORE = 400, 100
+_NETWORK = ("request_s", "client_s", "ask_s", "hop_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """By one round: what is predicted from, and latencies, all of them within a minute or two."""
+
+    network: Network
+    #: By nprobe and whether another process scanned meanwhile.
+    analyses: dict[tuple[int, bool], Analysis]
+    latencies: list[dict[str, Any]]
 
 
 def measure_forecast(
-    workload: Workload, folder: Path, rate: dict[str, Any], routing: dict[str, Any], profile_s: float
+    workload: Workload, folder: Path, rate: dict[str, Any], profile_s: float, rounds: int, repeats: int
 ) -> dict[str, Any]:
     """Profiles the host scan of one thread on a whole core; where several nodes were measured, beside one that scans on
     another core: here they share memory, as nodes on machines of their own do not.
 
+    All that a prediction rests on is measured again in each round, next to the latencies that it is compared with: the
+    same search takes a quarter more in one minute of a shared machine than in another.
+
     Args:
         rate: of :func:`~benchmarks.service.cluster.rate.measure_rate`, before. What has a part of a core takes longer
             by it: SLO and rates are scaled by that.
-        routing: of :func:`~benchmarks.service.cluster.routing.measure_routing`, before: what requests and messages take
-            here.
+        profile_s: of each round, for each number of lists.
+        repeats: of :func:`~benchmarks.service.cluster.routing.measure_costs`.
     """
+    nprobes = sorted({row["nprobe"] for row in rate["rows"]})
+    with ExitStack() as stack:
+        clusters = [
+            stack.enter_context(nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")))
+            for n in range(1, len(os.sched_getaffinity(0)) + 1)
+        ]
+        measured = [
+            _round(workload, folder / f"costs-{number}", clusters, nprobes, profile_s, repeats)
+            for number in range(rounds)
+        ]
+    return {
+        "rounds": rounds,
+        **{f"{name[:-2]}_us": _middle([1e6 * getattr(each.network, name) for each in measured]) for name in _NETWORK},
+        "rows": _rates(workload, measured, rate),
+        "latencies": _latencies(measured),
+    }
+
+
+def _round(
+    workload: Workload, folder: Path, clusters: Sequence[Nodes], nprobes: Sequence[int], profile_s: float, repeats: int
+) -> _Measured:
+    network = _network(measure_costs(workload, folder, repeats=repeats))
     queries = mixed_queries(workload.centres, 2000, seed=1)
-    message_s = 1e-6 * next(row["messages_us"] for row in routing["processor"] if row["queries"] == 1) / 2
-    request_s, client_s = (1e-6 * routing["request"][name] for name in ("request_us", "client_us"))
-    # What a hop takes and no processor: the line, and processes that have to wake.
-    hop_s = max(0.0, 1e-6 * routing["pinned_hop_us"] / 2 - message_s)
-    network = Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
     analyses: dict[tuple[int, bool], Analysis] = {}
+    latencies: list[dict[str, Any]] = []
     with open_index(workload.path) as index:
-        for nprobe in sorted({row["nprobe"] for row in rate["rows"]}):
+        for nprobe in nprobes:
             for several in (False, True):
                 with _scanning(workload.path, queries, nprobe) if several else nullcontext():
                     profile = index.profile(queries, nprobe, threads=1, devices=0, max_seconds=profile_s)
                 assert isinstance(profile, Profile)
-                analyses[nprobe, several] = analyse(profile)
-    return {
-        "request_us": 1e6 * request_s,
-        "client_us": 1e6 * client_s,
-        "message_us": 1e6 * message_s,
-        "hop_us": 1e6 * hop_s,
-        "rows": _rates(workload, analyses, network, rate),
-        "latencies": _latencies(workload, folder, analyses, network),
-    }
+                analysis = analyses[nprobe, several] = analyse(profile)
+                for cluster in clusters:
+                    if several == (len(cluster.names) > 1):
+                        latencies += _compared(workload, cluster, analysis, network, nprobe)
+    return _Measured(network=network, analyses=analyses, latencies=latencies)
+
+
+def _network(costs: dict[str, Any]) -> Network:
+    message_s = 1e-6 * next(row["messages_us"] for row in costs["processor"] if row["queries"] == 1) / 2
+    request_s, client_s = (1e-6 * costs["request"][name] for name in ("request_us", "client_us"))
+    # What a hop takes and no processor: the line, and processes that have to wake.
+    hop_s = max(0.0, 1e-6 * costs["pinned_hop_us"] / 2 - message_s)
+    return Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
 
 
 @contextmanager
@@ -92,28 +130,30 @@ def _inputs(
     return ClusterInputs(analysis=analysis, node_bytes=node_bytes, replicas=replicas, network=network, **more)
 
 
-def _rates(
-    workload: Workload, analyses: dict[tuple[int, bool], Analysis], network: Network, rate: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _rates(workload: Workload, measured: Sequence[_Measured], rate: dict[str, Any]) -> list[dict[str, Any]]:
     share, rows = rate["cores_of_a_node"], []
     for row in [*rate["rows"], *_unmeasured(rate["rows"])]:
-        inputs = _inputs(
-            workload,
-            analyses[row["nprobe"], row["nodes"] > 1 and row["rate"] is not None],
-            network,
-            row["nodes"],
-            row["replicas"],
-            slo_s=share * row["slo_ms"] / 1e3,
-            rate=row.get("offered", row["rate"]) / share,
-            by_locality=row["by_locality"],
-        )
-        (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
-        assert found.compliant is not None, found.refused
+        predicted = []
+        for each in measured:
+            inputs = _inputs(
+                workload,
+                each.analyses[row["nprobe"], row["nodes"] > 1 and row["rate"] is not None],
+                each.network,
+                row["nodes"],
+                row["replicas"],
+                slo_s=share * row["slo_ms"] / 1e3,
+                rate=row.get("offered", row["rate"]) / share,
+                by_locality=row["by_locality"],
+            )
+            (found,) = scale_out(inputs, [row["nodes"]], _evenly, attainment=rate["attainment"])
+            assert found.compliant is not None, found.refused
+            predicted.append(share * found.compliant.rate)
         names = ("nprobe", "nodes", "replicas", "by_locality", "rate", "of_linear")
         rows.append(
             {
                 **{name: row[name] for name in names},
-                "predicted_rate": share * found.compliant.rate,
+                "predicted_rate": _middle(predicted),
+                "predicted_rate_range": [min(predicted), max(predicted)],
                 "fan_out": found.fan_out,
             }
         )
@@ -144,49 +184,57 @@ def _unmeasured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, **four, "offered": 4 * ones[row["nprobe"]]} for row in rows if row["nodes"] == 2]
 
 
-def _latencies(
-    workload: Workload, folder: Path, analyses: dict[tuple[int, bool], Analysis], network: Network
-) -> list[dict[str, Any]]:
+def _compared(
+    workload: Workload, cluster: Nodes, analysis: Analysis, network: Network, nprobe: int
+) -> Iterator[dict[str, Any]]:
     """Medians of searches one after the other, by nodes with one thread and a core each."""
-    queries = mixed_queries(workload.centres, 4096, seed=13)
-    rows: list[dict[str, Any]] = []
-    for n in range(1, len(os.sched_getaffinity(0)) + 1):
-        with nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")) as cluster:
-            for nprobe, analysis in (
-                (nprobe, each) for (nprobe, several), each in analyses.items() if several == (n > 1)
-            ):
-                for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
-                    pids = [process.pid for process in cluster.processes.values()]
-                    with pinned(pids), cluster.router(by_locality=by_locality) as router:
-                        seconds = [_timed(router, query, nprobe) for query in queries[: _BEFORE + _SEARCHES]]
-                    measured_s = float(np.median(seconds[_BEFORE:]))
-                    rate = 0.1 / measured_s
-                    inputs = _inputs(workload, analysis, network, n, 1, slo_s=10.0, rate=rate, by_locality=by_locality)
-                    (found,) = scale_out(inputs, [n], _evenly, attainment=0.95, find_rate=False)
-                    assert found.outcome is not None, found.refused
-                    rows.append(
-                        {
-                            "nprobe": nprobe,
-                            "nodes": n,
-                            "by_locality": by_locality,
-                            "measured_p50_ms": 1e3 * measured_s,
-                            "predicted_p50_ms": 1e3 * found.outcome.search.p50,
-                        }
-                    )
+    queries = mixed_queries(workload.centres, _BEFORE + _SEARCHES, seed=13)
+    n = len(cluster.names)
+    for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
+        pids = [process.pid for process in cluster.processes.values()]
+        with pinned(pids), cluster.router(by_locality=by_locality) as router:
+            seconds = [_timed(router, query, nprobe) for query in queries]
+        measured_s = float(np.median(seconds[_BEFORE:]))
+        rate = 0.1 / measured_s
+        inputs = _inputs(workload, analysis, network, n, 1, slo_s=10.0, rate=rate, by_locality=by_locality)
+        (found,) = scale_out(inputs, [n], _evenly, attainment=0.95, find_rate=False)
+        assert found.outcome is not None, found.refused
+        yield {
+            "nprobe": nprobe,
+            "nodes": n,
+            "by_locality": by_locality,
+            "measured_p50_ms": 1e3 * measured_s,
+            "predicted_p50_ms": 1e3 * found.outcome.search.p50,
+        }
+
+
+def _latencies(measured: Sequence[_Measured]) -> list[dict[str, Any]]:
+    """Medians over the rounds; the ratio: of each round's own two."""
+    rows = []
+    for same in zip(*(each.latencies for each in measured), strict=True):
+        ratios = [row["predicted_p50_ms"] / row["measured_p50_ms"] for row in same]
+        medians = {name: _middle([row[name] for row in same]) for name in ("measured_p50_ms", "predicted_p50_ms")}
+        rows.append(
+            {**same[0], **medians, "of_measured": _middle(ratios), "of_measured_range": [min(ratios), max(ratios)]}
+        )
     show(
         "median latency, a core for each node",
-        ("nprobe", "nodes", "chosen", "measured ms", "predicted ms", "over measured"),
+        ("nprobe", "nodes", "chosen", "measured ms", "predicted ms", "over measured", "in each round"),
         [
             (
                 *(r[name] for name in ("nprobe", "nodes")),
                 "by locality" if r["by_locality"] else "any",
-                *(r[name] for name in ("measured_p50_ms", "predicted_p50_ms")),
-                r["predicted_p50_ms"] / r["measured_p50_ms"],
+                *(r[name] for name in ("measured_p50_ms", "predicted_p50_ms", "of_measured")),
+                "..".join(f"{ratio:.2f}" for ratio in r["of_measured_range"]),
             )
             for r in rows
         ],
     )
     return rows
+
+
+def _middle(values: Sequence[float]) -> float:
+    return float(np.median(values))
 
 
 def _timed(router: ClusterRouter, query: F32, nprobe: int) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +23,7 @@ from hybridindex.api import open_index
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.cluster.router import ClusterRouter
+from hybridindex.config import RouterConfig
 from hybridindex.index.opening import open_index as open_ivf
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource
@@ -30,7 +33,7 @@ from hybridindex.router.remote.remote_lists import RemoteLists
 from hybridindex.service.auth import KeyFile, Role, new_key
 from hybridindex.types import F32
 
-__all__ = ["measure_routing"]
+__all__ = ["measure_costs", "measure_routing"]
 
 _K = 10
 
@@ -105,71 +108,69 @@ def _rows(nprobe: int, timed: dict[str, Timing], pairs: dict[str, str]) -> list[
     return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sides:
+    """Two nodes, one with all lists and one with none, and routers of this process."""
+
+    full: NodeProcess
+    empty: NodeProcess
+    key: str
+    #: Of the whole index; and one whose lists are all on ``full``.
+    here: Router
+    there: Router
+    #: (256, d).
+    queries: F32
+
+
+@contextmanager
+def _sides(workload: Workload, folder: Path, threads: int | None = None) -> Iterator[_Sides]:
+    """``threads``: that scan, of each; None: the default."""
+    options = () if threads is None else ("--threads", str(threads))
+    key = new_key()
+    with ExitStack() as stack:
+        nodes = {}
+        for name in ("full", "empty"):
+            spec = NodeSpec(
+                name=name, index=str(workload.path), data=str(folder / name), memory_bytes=2 * workload.index_bytes,
+                key=key, options=options,
+            )  # fmt: skip
+            nodes[name] = NodeProcess(spec)
+            stack.callback(nodes[name].close)
+        map_ = _map(workload, "routing", {name: node.url for name, node in nodes.items()}, 0)
+        calls = {name: NodeCalls(node.url, key) for name, node in nodes.items()}
+        _hold_all(calls["full"], workload.nlist)
+        for each in calls.values():
+            each.apply(map_)
+        share = folder / "asking"
+        create_share(share, FolderSource(workload.path))
+        index = stack.enter_context(open_index(workload.path))
+        here = stack.enter_context(index.router(config=RouterConfig(threads=threads)))
+        asking = open_ivf(share)
+        stack.callback(asking.close)
+        remote = RemoteLists(asking, "asking", key=key)
+        stack.callback(remote.close)
+        there = Router(asking, remote=remote)
+        stack.callback(there.close)
+        remote.apply(map_)
+        until(lambda: all(peer["state"] == "up" for peer in remote.status()), 30.0)
+        until(lambda: all(peer["state"] == "up" for peer in calls["empty"].node()["peers"]), 30.0)
+        queries = mixed_queries(workload.centres, 256, seed=9)
+        yield _Sides(full=nodes["full"], empty=nodes["empty"], key=key, here=here, there=there, queries=queries)
+
+
 def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[str, Any]:
     """Batch 1. A node with all lists against a daemon over the whole index; a node with none of them against the one
     that has them all; and the same hop without a daemon in front, from a router in this process."""
     folder = folder / "routing"
-    key = new_key()
     keys = folder / "keys.json"
     folder.mkdir(parents=True)
-    KeyFile(keys).add_known("cluster", Role.ADMIN, key)
-    queries = mixed_queries(workload.centres, 256, seed=9)
-    specs = [
-        NodeSpec(
-            name=name, index=str(workload.path), data=str(folder / name), memory_bytes=2 * workload.index_bytes, key=key
-        )
-        for name in ("full", "empty")
-    ]
-    full = NodeProcess(specs[0])
-    try:
-        empty = NodeProcess(specs[1])
-        try:
-            with shipped_daemon(workload.path, "--keys", str(keys), "--no-write") as (_, (plain,)):
-                return _measure(workload, folder, key, plain, full, empty, queries, repeats)
-        finally:
-            empty.close()
-    finally:
-        full.close()
-
-
-def _measure(
-    workload: Workload,
-    folder: Path,
-    key: str,
-    plain: str,
-    holder: NodeProcess,
-    without: NodeProcess,
-    queries: F32,
-    repeats: int,
-) -> dict[str, Any]:
-    full, empty, pid = holder.url, without.url, holder.pid
-    calls = {name: NodeCalls(url, key) for name, url in (("full", full), ("empty", empty))}
-    map_ = _map(workload, "routing", {"full": full, "empty": empty}, 0)
-    _hold_all(calls["full"], len(map_.holders))
-    for each in calls.values():
-        each.apply(map_)
-    share = folder / "asking"
-    create_share(share, FolderSource(workload.path))
     rows: list[dict[str, Any]] = []
-    with open_index(workload.path) as index, index.router() as here:
-        asking = open_ivf(share)
-        remote = RemoteLists(asking, "asking", key=key)
-        router = Router(asking, remote=remote)
-        try:
-            remote.apply(map_)
-            until(lambda: all(peer["state"] == "up" for peer in remote.status()), 30.0)
-            until(lambda: all(peer["state"] == "up" for peer in calls["empty"].node()["peers"]), 30.0)
-            for nprobe in (workload.nprobe, min(8 * workload.nprobe, len(map_.holders))):
-                rows += _sides(nprobe, key, (plain, full, empty), here, router, queries, repeats)
-            processor = _processor(here, router, pid, workload.nprobe, queries, repeats)
-            # As the nodes of a forecast.
-            with pinned([pid, without.pid]), ClusterRouter({"full": full}, dim=workload.dim, key=key) as client:
-                request = _request(here, client, pid, workload.nprobe, queries, repeats)
-                hop_us = _hop(key, full, empty, workload.nprobe, queries, repeats)
-        finally:
-            router.close()
-            remote.close()
-            asking.close()
+    with _sides(workload, folder) as sides:
+        KeyFile(keys).add_known("cluster", Role.ADMIN, sides.key)
+        with shipped_daemon(workload.path, "--keys", str(keys), "--no-write") as (_, (plain,)):
+            for nprobe in (workload.nprobe, min(8 * workload.nprobe, workload.nlist)):
+                rows += _compared(nprobe, plain, sides, repeats)
+        costs = _costs(sides, workload, repeats)
     show(
         "batch 1: what a node adds, and what a hop over the loopback adds",
         ("nprobe", "side", "p50 us", "beyond", "extra us", "quartiles"),
@@ -179,22 +180,43 @@ def _measure(
             for r in rows
         ],
     )  # fmt: skip
+    request = costs["request"]
     show(
         "processor time of the messages of one search, both processes",
         ("queries", "searches", "us", "range"),
         [(r["queries"], r["searches"], r["messages_us"], "..".join(f"{v:.0f}" for v in r["messages_range_us"]))
-         for r in processor],
+         for r in costs["processor"]],
     )  # fmt: skip
     show(
         "a search over HTTP of lists that the node holds, on a core of its own, beyond that search: processor time of "
-        f"the node, and the rest; a hop from there takes {hop_us:.0f} us more",
+        f"the node, and the rest; a hop from there takes {costs['pinned_hop_us']:.0f} us more",
         ("searches", "us", "range", "rest of the latency us"),
         [
             (request["searches"], request["request_us"], "..".join(f"{v:.0f}" for v in request["request_range_us"]),
              request["client_us"])
         ],
     )  # fmt: skip
-    return {"rows": rows, "processor": processor, "request": request, "pinned_hop_us": hop_us, "repeats": repeats}
+    return {"rows": rows, **costs, "repeats": repeats}
+
+
+def measure_costs(workload: Workload, folder: Path, *, repeats: int) -> dict[str, Any]:
+    """What requests and messages take of nodes with one thread: ``processor``, ``request`` and ``pinned_hop_us`` of
+    :func:`measure_routing`, without the rest."""
+    with _sides(workload, folder, threads=1) as sides:
+        return _costs(sides, workload, repeats)
+
+
+def _costs(sides: _Sides, workload: Workload, repeats: int) -> dict[str, Any]:
+    full, nprobe, queries = sides.full, workload.nprobe, sides.queries
+    processor = _processor(sides.here, sides.there, full.pid, nprobe, queries, repeats)
+    # As the nodes of a forecast.
+    with (
+        pinned([full.pid, sides.empty.pid]),
+        ClusterRouter({"full": full.url}, dim=workload.dim, key=sides.key) as client,
+    ):
+        request = _request(sides.here, client, full.pid, nprobe, queries, repeats)
+        hop_us = _hop(sides.key, full.url, sides.empty.url, nprobe, queries, repeats)
+    return {"processor": processor, "request": request, "pinned_hop_us": hop_us}
 
 
 def _hop(key: str, full: str, empty: str, nprobe: int, queries: F32, repeats: int) -> float:
@@ -273,10 +295,9 @@ def _spent_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _sides(
-    nprobe: int, key: str, urls: tuple[str, str, str], here: Any, router: Router, queries: F32, repeats: int
-) -> list[dict[str, Any]]:
-    plain, full, empty = urls
+def _compared(nprobe: int, plain: str, sides: _Sides, repeats: int) -> list[dict[str, Any]]:
+    full, empty, key = sides.full.url, sides.empty.url, sides.key
+    here, router, queries = sides.here, sides.there, sides.queries
     expected = here.search(queries, _K, nprobe).ids
     bodies = [query.tobytes() for query in queries]
     searchers = {
@@ -292,13 +313,13 @@ def _sides(
     if not np.array_equal(router.search(queries, _K, nprobe).ids, expected):
         raise AssertionError("the answers of the router over another node differ")
     singles = [query[None] for query in queries]
-    sides: dict[str, Callable[[], object]] = {name: _Rotating(each, bodies) for name, each in searchers.items()}
-    sides |= {
+    calls: dict[str, Callable[[], object]] = {name: _Rotating(each, bodies) for name, each in searchers.items()}
+    calls |= {
         "router": _Rotating(lambda query: here.search(query, _K, nprobe), singles),
         "router again": _Rotating(lambda query: here.search(query, _K, nprobe), singles),
         "router, all lists there": _Rotating(lambda query: router.search(query, _K, nprobe), singles),
     }
-    timed = interleave(sides, repeats=repeats, calls=8)
+    timed = interleave(calls, repeats=repeats, calls=8)
     pairs = {
         "daemon again": "daemon",
         "node, all lists here": "daemon",

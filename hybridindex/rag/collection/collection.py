@@ -175,6 +175,7 @@ class Collection:
 
     @property
     def metric(self) -> Metric:
+        """Of the index; before there is one, of the index that the first items make."""
         opened = self._opened(required=False)
         return self._metric if opened is None else opened[0].metric
 

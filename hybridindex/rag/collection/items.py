@@ -65,6 +65,7 @@ class Item:
                 raise InvalidInputError(f"{name} holds half of a surrogate pair, which is no text") from None
 
     def document(self, row: int) -> Document:
+        """What a document store keeps of it, as row ``row`` of the index."""
         return Document(id=row, text=self.text, source=self.source, successor=self.successor)
 
 

@@ -34,7 +34,6 @@ __all__ = [
     "sub_question",
 ]
 
-#: By the name that traces and the command line use.
 PIPELINES: Mapping[str, Callable[..., Answer]] = {
     "hyde": hyde,
     "sub_question": sub_question,
@@ -44,6 +43,7 @@ PIPELINES: Mapping[str, Callable[..., Answer]] = {
     "self_rag": self_rag,
     "plain": plain,
 }
+"""Each by the name that traces and the command line use."""
 
 
 def run_pipeline(
