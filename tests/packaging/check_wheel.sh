@@ -14,7 +14,11 @@ cd "$work"
   exit 1
 }
 "$PYTHON" -m venv "$work/clean"
-"$work/clean/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl
+"$work/clean/bin/pip" install -q --no-compile --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl
+# What it takes on disk without torch and faiss, and without byte code, which Python writes of what it imports.
+megabytes=$(find "$work"/clean/lib/python*/site-packages -type f ! -path '*/site-packages/pip*' \
+  ! -path '*/site-packages/setuptools*' ! -name '*.pyc' -printf '%s\n' | awk '{ n += $1 } END { printf "%d", n / 1e6 }')
+[ "$megabytes" -le 250 ] || { echo "the core takes $megabytes MB, at most 250 are allowed"; exit 1; }
 # The guard runs from an empty folder, so that nothing of the checkout can be imported by accident.
 mkdir "$work/empty"
 cd "$work/empty"
@@ -39,4 +43,4 @@ for words in demo "build rows.npy idx" "import rows.npy idx" "search idx --queri
 done
 "$work/clean/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "faiss-cpu"
 "$work/clean/bin/hybridindex" doctor > /dev/null
-echo "wheel-check: ok"
+echo "wheel-check: ok; the core takes $megabytes MB without byte code"

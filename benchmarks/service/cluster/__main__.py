@@ -95,7 +95,7 @@ def main() -> None:
                 results["rate"],
                 profile_s=3.0 if quick else args.profile_seconds,
                 rounds=1 if quick else args.rounds,
-                repeats=11 if quick else 51,
+                repeats=13,
             ),
         }
         index = {

@@ -36,7 +36,8 @@ _NETWORK = ("request_s", "client_s", "ask_s", "hop_s")
 class _Measured:
     """By one round: what is predicted from, and latencies, all of them within a minute or two."""
 
-    network: Network
+    #: By nprobe and whether clients choose nodes by their queries.
+    networks: dict[tuple[int, bool], Network]
     #: By nprobe and whether another process scanned meanwhile.
     analyses: dict[tuple[int, bool], Analysis]
     latencies: list[dict[str, Any]]
@@ -69,7 +70,10 @@ def measure_forecast(
         ]
     return {
         "rounds": rounds,
-        **{f"{name[:-2]}_us": _middle([1e6 * getattr(each.network, name) for each in measured]) for name in _NETWORK},
+        "costs": [
+            {"nprobe": nprobe, "choosing": choosing, **_costs([each.networks[nprobe, choosing] for each in measured])}
+            for nprobe, choosing in measured[0].networks
+        ],
         "rows": _rates(workload, measured, rate),
         "latencies": _latencies(measured),
     }
@@ -78,7 +82,10 @@ def measure_forecast(
 def _round(
     workload: Workload, folder: Path, clusters: Sequence[Nodes], nprobes: Sequence[int], profile_s: float, repeats: int
 ) -> _Measured:
-    network = _network(measure_costs(workload, folder, repeats=repeats))
+    costs = measure_costs(workload, folder, clusters[0], nprobes, repeats=repeats)
+    networks = {
+        (nprobe, choosing): _network(each, choosing) for nprobe, each in costs.items() for choosing in (False, True)
+    }
     queries = mixed_queries(workload.centres, 2000, seed=1)
     analyses: dict[tuple[int, bool], Analysis] = {}
     latencies: list[dict[str, Any]] = []
@@ -91,13 +98,19 @@ def _round(
                 analysis = analyses[nprobe, several] = analyse(profile)
                 for cluster in clusters:
                     if several == (len(cluster.names) > 1):
-                        latencies += _compared(workload, cluster, analysis, network, nprobe)
-    return _Measured(network=network, analyses=analyses, latencies=latencies)
+                        latencies += _compared(workload, cluster, analysis, networks, nprobe)
+    return _Measured(networks=networks, analyses=analyses, latencies=latencies)
 
 
-def _network(costs: dict[str, Any]) -> Network:
+def _costs(networks: Sequence[Network]) -> dict[str, float]:
+    return {f"{name[:-2]}_us": _middle([1e6 * getattr(each, name) for each in networks]) for name in _NETWORK}
+
+
+def _network(costs: dict[str, Any], choosing: bool) -> Network:
+    """``choosing``: a client chooses the node by its query."""
     message_s = 1e-6 * next(row["messages_us"] for row in costs["processor"] if row["queries"] == 1) / 2
-    request_s, client_s = (1e-6 * costs["request"][name] for name in ("request_us", "client_us"))
+    request = costs["request" if choosing else "alone"]
+    request_s, client_s = (1e-6 * request[name] for name in ("request_us", "client_us"))
     # What a hop takes and no processor: the line, and processes that have to wake.
     hop_s = max(0.0, 1e-6 * costs["pinned_hop_us"] / 2 - message_s)
     return Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
@@ -131,14 +144,16 @@ def _inputs(
 
 
 def _rates(workload: Workload, measured: Sequence[_Measured], rate: dict[str, Any]) -> list[dict[str, Any]]:
+    """Costs of requests are those of the shortest scans: where many come, code stays in caches between them."""
     share, rows = rate["cores_of_a_node"], []
+    shortest = min(row["nprobe"] for row in rate["rows"])
     for row in [*rate["rows"], *_unmeasured(rate["rows"])]:
         predicted = []
         for each in measured:
             inputs = _inputs(
                 workload,
                 each.analyses[row["nprobe"], row["nodes"] > 1 and row["rate"] is not None],
-                each.network,
+                each.networks[shortest, row["nodes"] > 1 and row["by_locality"]],
                 row["nodes"],
                 row["replicas"],
                 slo_s=share * row["slo_ms"] / 1e3,
@@ -185,7 +200,7 @@ def _unmeasured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _compared(
-    workload: Workload, cluster: Nodes, analysis: Analysis, network: Network, nprobe: int
+    workload: Workload, cluster: Nodes, analysis: Analysis, networks: dict[tuple[int, bool], Network], nprobe: int
 ) -> Iterator[dict[str, Any]]:
     """Medians of searches one after the other, by nodes with one thread and a core each."""
     queries = mixed_queries(workload.centres, _BEFORE + _SEARCHES, seed=13)
@@ -195,7 +210,7 @@ def _compared(
         with pinned(pids), cluster.router(by_locality=by_locality) as router:
             seconds = [_timed(router, query, nprobe) for query in queries]
         measured_s = float(np.median(seconds[_BEFORE:]))
-        rate = 0.1 / measured_s
+        rate, network = 0.1 / measured_s, networks[nprobe, n > 1 and by_locality]
         inputs = _inputs(workload, analysis, network, n, 1, slo_s=10.0, rate=rate, by_locality=by_locality)
         (found,) = scale_out(inputs, [n], _evenly, attainment=0.95, find_rate=False)
         assert found.outcome is not None, found.refused

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from benchmarks.common.measure import Timing, interleave, show
 from benchmarks.common.quota import pinned
 from benchmarks.common.serving import shipped_daemon
-from benchmarks.service.cluster.nodes import Workload, mixed_queries, until
+from benchmarks.service.cluster.nodes import Nodes, Workload, mixed_queries, until
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.api import open_index
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
@@ -170,7 +169,7 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
         with shipped_daemon(workload.path, "--keys", str(keys), "--no-write") as (_, (plain,)):
             for nprobe in (workload.nprobe, min(8 * workload.nprobe, workload.nlist)):
                 rows += _compared(nprobe, plain, sides, repeats)
-        costs = _costs(sides, workload, repeats)
+        costs = _costs(sides, workload, workload.nprobe, repeats)
     show(
         "batch 1: what a node adds, and what a hop over the loopback adds",
         ("nprobe", "side", "p50 us", "beyond", "extra us", "quartiles"),
@@ -199,16 +198,29 @@ def measure_routing(workload: Workload, folder: Path, *, repeats: int) -> dict[s
     return {"rows": rows, **costs, "repeats": repeats}
 
 
-def measure_costs(workload: Workload, folder: Path, *, repeats: int) -> dict[str, Any]:
-    """What requests and messages take of nodes with one thread: ``processor``, ``request`` and ``pinned_hop_us`` of
-    :func:`measure_routing`, without the rest."""
-    with _sides(workload, folder, threads=1) as sides:
-        return _costs(sides, workload, repeats)
+def measure_costs(
+    workload: Workload, folder: Path, alone: Nodes, nprobes: Sequence[int], *, repeats: int
+) -> dict[int, dict[str, Any]]:
+    """What requests and messages take of nodes with one thread, for each of ``nprobes``: ``processor``, ``request`` and
+    ``pinned_hop_us`` of :func:`measure_routing`. After a long scan the same code takes longer: no cache holds it.
+
+    And ``alone``: as ``request``, of a cluster of one node, whose clients have no node to choose.
+    """
+    pids = [process.pid for process in alone.processes.values()]
+    with _sides(workload, folder, threads=1) as sides, pinned(pids), alone.router() as client:
+        return {
+            nprobe: _costs(sides, workload, nprobe, repeats, sizes=(1,))
+            | {"alone": _request(sides.here, client, pids[0], nprobe, sides.queries, repeats)}
+            for nprobe in nprobes
+        }
 
 
-def _costs(sides: _Sides, workload: Workload, repeats: int) -> dict[str, Any]:
-    full, nprobe, queries = sides.full, workload.nprobe, sides.queries
-    processor = _processor(sides.here, sides.there, full.pid, nprobe, queries, repeats)
+def _costs(
+    sides: _Sides, workload: Workload, nprobe: int, repeats: int, sizes: Sequence[int] = (1, 16, 64)
+) -> dict[str, Any]:
+    """``sizes``: queries of the searches whose messages are measured."""
+    full, queries = sides.full, sides.queries
+    processor = _processor(sides.here, sides.there, full.pid, nprobe, queries, repeats, sizes)
     # As the nodes of a forecast.
     with (
         pinned([full.pid, sides.empty.pid]),
@@ -261,11 +273,13 @@ def _request(here: Router, client: ClusterRouter, node: int, nprobe: int, querie
     }
 
 
-def _processor(here: Router, there: Router, node: int, nprobe: int, queries: F32, repeats: int) -> list[dict[str, Any]]:
+def _processor(
+    here: Router, there: Router, node: int, nprobe: int, queries: F32, repeats: int, sizes: Sequence[int]
+) -> list[dict[str, Any]]:
     """Processor time of a search with all lists on another node, in both processes, beyond that of the same search
     here: what the messages cost. ``node``: id of its process."""
     rows = []
-    for n in (1, 16, 64):
+    for n in sizes:
         batch, calls = queries[:n], max(1, 8 * repeats // n)
         beyond, asking = [], []
         for _ in range(5):
@@ -291,8 +305,11 @@ def _processor(here: Router, there: Router, node: int, nprobe: int, queries: F32
 
 def _spent_s(pid: int) -> float:
     """Processor time of a process and its threads so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    spent = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            spent += int((thread / "schedstat").read_text().split()[0])
+    return 1e-9 * spent
 
 
 def _compared(nprobe: int, plain: str, sides: _Sides, repeats: int) -> list[dict[str, Any]]:
