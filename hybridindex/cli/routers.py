@@ -41,7 +41,11 @@ def choose_plan(
             raise
         err.print(f"no plan: the host searches, by default with the index's nprobe ({error})", highlight=False)
         return None, None
-    return found or (None, None)
+    if found is None:
+        return None, None
+    if not devices and (n := int(found[1].resident_lists.size)):
+        err.print(f"plan {found[0]} places {n} lists on devices; without --device the host scans them", highlight=False)
+    return found
 
 
 def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machine: MachineOptions) -> Router:

@@ -43,6 +43,7 @@ from hybridindex.index import read_manifest
 from hybridindex.index.storage.generation import as_path
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
+from hybridindex.router.remote.cluster_map import MAX_NODES
 from hybridindex.service.config import is_loopback
 
 __all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
@@ -421,6 +422,7 @@ class Cluster:
             with contextlib.suppress(HybridIndexError):
                 self._call(actor.close.remote(), _END_S)
             self._ray.kill(actor)
+        self._call(manager.forget.remote(node), _START_S)
         return done
 
     def add_node(self, progress: OnProgress | None = None) -> dict[str, Any]:
@@ -429,6 +431,8 @@ class Cluster:
         manager, ray, options = self._manager(), self._ray, self._read_options()
         status = self._call(manager.status.remote(), 30.0)
         known = status["nodes"]
+        if len(known) >= MAX_NODES:
+            raise InvalidInputError(f"the cluster has {len(known)} nodes, as many as it may; drain one first")
         number = 1 + max(int(node["name"].rpartition("-")[2]) for node in known)
         keys = read_keys(self._folder)
         if keys is None:

@@ -32,7 +32,7 @@ from hybridindex.partitioner.nodes.drift import judge_drift
 from hybridindex.partitioner.nodes.moves import moves, repair
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
-from hybridindex.router.remote.cluster_map import U64, ClusterMap, MapNode
+from hybridindex.router.remote.cluster_map import MAX_NODES, U64, ClusterMap, MapNode
 
 __all__ = ["Manager", "Progress"]
 
@@ -119,14 +119,27 @@ class Manager:
     # Nodes
 
     def set_nodes(self, entries: Sequence[NodeEntry]) -> None:
-        """Says which nodes there are; those that were known keep their place, and may have another address."""
+        """Says which nodes there are; those that were known keep their place, and may have another address.
+
+        Raises:
+            InvalidInputError: they are too many.
+        """
         with self._lock:
             known = {entry.name: entry for entry in self._state.nodes}
             known |= {entry.name: replace(entry, drains=known[entry.name].drains) if entry.name in known else entry
                       for entry in entries}  # fmt: skip
+            if len(known) > MAX_NODES:
+                raise InvalidInputError(f"the cluster would have {len(known)} nodes; expected {MAX_NODES} at most")
             for entry in known.values():
                 self._watch(entry)
             self._save(nodes=tuple(known.values()))
+
+    def has_moved(self, name: str, url: str) -> None:
+        """A node listens there, maybe as before."""
+        with self._lock:
+            entry = next((entry for entry in self._state.nodes if entry.name == name), None)
+            if entry is not None and url and url != entry.url:
+                self.set_nodes([replace(entry, url=url)])
 
     def _watch(self, entry: NodeEntry) -> None:
         with self._lock:
@@ -167,7 +180,9 @@ class Manager:
                 self._left_nothing = close_left(self._nodes.values(), map_.generation, self._left_nothing)
             finally:
                 self._changing.release()
-        away, serving = self._away(map_), self._serving(map_)
+        with self._lock:
+            map_ = self._state.map or map_
+            away, serving = self._away(map_), self._serving(map_)
         if not away or not self._below(map_, serving).any():
             self._repaired, self._problem = None, ""
         elif (
@@ -188,12 +203,15 @@ class Manager:
         return tuple(watch.up or (node.serving and watch.is_unknown) for node, watch in nodes)
 
     def _tell_who_serves(self) -> None:
-        """Publishes it where it has changed. By who changes the placement."""
+        """And where: publishes it where it has changed. By who changes the placement."""
         map_ = self._state.map
         assert map_ is not None
-        serving = self._serving(map_)
-        if serving != tuple(node.serving for node in map_.nodes):
-            nodes = tuple(replace(node, serving=up) for node, up in zip(map_.nodes, serving, strict=True))
+        urls = {entry.name: entry.url for entry in self._state.nodes}
+        nodes = tuple(
+            replace(node, serving=up, url=urls[node.name])
+            for node, up in zip(map_.nodes, self._serving(map_), strict=True)
+        )
+        if nodes != map_.nodes:
             self._publish(nodes, map_.holders)
 
     def _away(self, map_: ClusterMap) -> tuple[str, ...]:
@@ -276,7 +294,9 @@ class Manager:
 
     def silent_nodes(self) -> list[str]:
         """Names of nodes that do not answer, but for those that may leave."""
-        return [entry.name for entry in self._state.nodes if not entry.drains and not self._nodes[entry.name].answers]
+        with self._lock:
+            nodes = [self._nodes[entry.name] for entry in self._state.nodes if not entry.drains]
+        return [node.entry.name for node in nodes if not node.answers]
 
     # Plans and changes
 
@@ -394,7 +414,11 @@ class Manager:
         not, or too few are known, or a node is away. Raises as :meth:`repartition`."""
         with self._lock:
             map_, access = self._state.map, self.access
-        if map_ is None or access.of != map_.of or not all(self._serving(map_)):
+            drained = {entry.name for entry in self._state.nodes if entry.drains}
+            serving = () if map_ is None else self._serving(map_)
+        if map_ is None or access.of != map_.of:
+            return None
+        if not all(up or node.name in drained for up, node in zip(serving, map_.nodes, strict=True)):
             return None
         nlist = len(access.list_bytes)
         told = side_by_side(list(self._nodes.values()), lambda node: node.calls.probes(nlist))
@@ -422,13 +446,19 @@ class Manager:
         return done
 
     def _change(self, map_: ClusterMap | None, access: Access, holders: U64, progress: Progress | None) -> int:
-        """Has all nodes take their lists, and puts the map in force; the bytes. What fails before is undone."""
+        """Has all nodes take their lists, and puts the map in force; the bytes. What fails before is undone.
+
+        Raises:
+            HybridIndexError: a node could not; or refuses the first map, without which it serves nothing.
+        """
         names = [entry.name for entry in self._state.nodes]
         taking = self._take(map_, access, holders, names, progress, lambda taking: bool(taking.errors))
         if taking.errors:
             taking.undo()
             raise taking.errors[min(taking.errors)]
-        self._place(holders, access)
+        refused = self._place(holders, access)
+        if map_ is None and refused:
+            raise refused[min(refused)]
         wait_until_seen(self._nodes.values(), self._stop.is_set)
         self._problem = ""
         return taking.total_bytes
@@ -448,6 +478,33 @@ class Manager:
         except BaseException:
             self._set_drains(name, drains=False)
             raise
+
+    def forget(self, name: str) -> None:
+        """Takes a node out of the map that was drained, and has ended: another one may take its place.
+
+        Raises:
+            BuildError: another change goes on. InvalidInputError: it was not drained.
+        """
+        if not self._changing.acquire(timeout=_MOMENT_S):
+            raise BuildError("another change of the cluster goes on; ask again when it has ended")
+        try:
+            map_, names = self._state.map, [entry.name for entry in self._state.nodes if entry.drains]
+            at = None if map_ is None else map_.index_of(name)
+            if name not in names or (map_ is not None and at is not None and map_.held_by(at).any()):
+                raise InvalidInputError(
+                    f"node is {name!r}; expected one that was drained: {', '.join(names) or 'none'}"
+                )
+            left = tuple(entry for entry in self._state.nodes if entry.name != name)
+            if map_ is None or at is None:
+                self._save(nodes=left)
+            else:
+                before = np.uint64((1 << at) - 1)
+                holders = (map_.holders & before) | (map_.holders >> np.uint64(1) & ~before)
+                self._publish(tuple(node for node in map_.nodes if node.name != name), holders, entries=left)
+            with self._lock:
+                self._nodes.pop(name).stop(wait=False)
+        finally:
+            self._changing.release()
 
     def _set_drains(self, name: str, *, drains: bool) -> None:
         with self._lock:
@@ -512,17 +569,26 @@ class Manager:
                 time.sleep(_POLL_S)
         return taking
 
-    def _place(self, holders: U64, access: Access | None = None) -> None:
-        """Puts a map with these in force; ``access``: of another generation, which nodes go on to."""
+    def _place(self, holders: U64, access: Access | None = None) -> dict[str, HybridIndexError]:
+        """Puts a map with these in force; ``access``: of another generation, which nodes go on to. As
+        :meth:`_publish`."""
         map_ = self._state.map
         serving = {} if map_ is None else dict(zip([n.name for n in map_.nodes], self._serving(map_), strict=True))
         # A node that is new has just taken its lists.
         nodes = [MapNode(name=entry.name, url=entry.url, serving=serving.get(entry.name, True))
                  for entry in self._state.nodes]  # fmt: skip
-        self._publish(tuple(nodes), holders, access)
+        return self._publish(tuple(nodes), holders, access)
 
-    def _publish(self, nodes: tuple[MapNode, ...], holders: U64, access: Access | None = None) -> None:
-        """Puts a new map in force: it is kept first, then every node that answers gets it."""
+    def _publish(
+        self,
+        nodes: tuple[MapNode, ...],
+        holders: U64,
+        access: Access | None = None,
+        *,
+        entries: tuple[NodeEntry, ...] | None = None,
+    ) -> dict[str, HybridIndexError]:
+        """Puts a new map in force: it is kept first, then every node that answers gets it; what those say that did not
+        take it. ``entries``: of the nodes; None: as before."""
         known = self._state.map
         of = known.of if access is None and known is not None else (access or self.access).of
         before = self._state.map
@@ -537,16 +603,19 @@ class Manager:
                 holders=np.ascontiguousarray(holders, dtype=np.uint64),
                 replicas=self._state.request.replicas,
             )
-            self._save(map=map_)
+            self._save(map=map_, nodes=self._state.nodes if entries is None else entries)
             self.access = access or self.access
         self._left_nothing = set()
         limit_s = _MOMENT_S if known is None or of == known.of else _SWITCH_S
         serving = [self._nodes[node.name] for node in nodes if node.serving and node.name in self._nodes]
+        refused: dict[str, HybridIndexError] = {}
         for name, error in side_by_side(serving, lambda node: node.calls.apply(map_, limit_s)).items():
-            if error is None:
-                self._nodes[name].has(map_)
-            else:
+            if isinstance(error, HybridIndexError):
+                refused[name] = error
                 _log.warning("node %s did not take map %d: %s", name, map_.version, error)
+            else:
+                self._nodes[name].has(map_)
+        return refused
 
     def _newest_version(self) -> int:
         """Of the maps that nodes kept from an earlier start of the cluster, or of a state that was lost."""
@@ -565,11 +634,12 @@ class Manager:
         """For people, and for clients that look for nodes."""
         with self._lock:
             state, map_, access = self._state, self._state.map, self.access
+            watched = [self._nodes[entry.name] for entry in state.nodes]
+            up = [False] * len(watched) if map_ is None else self._serving(map_)
         list_bytes = access.list_bytes
         if map_ is not None and access.of != map_.of:
             list_bytes = np.zeros(len(map_.holders), dtype=np.int64)  # not known
-        nodes = [self._nodes[entry.name].describe(map_, list_bytes) for entry in state.nodes]
-        up = [False] * len(nodes) if map_ is None else self._serving(map_)
+        nodes = [node.describe(map_, list_bytes) for node in watched]
         return {
             **describe_state(state, access, up, None if map_ is None else self._below(map_, up)),
             "changing": self._changing.locked(),

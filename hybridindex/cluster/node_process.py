@@ -20,7 +20,6 @@ from hybridindex import filesystem
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.errors import (
     CorruptIndexError,
-    HybridIndexError,
     InvalidInputError,
     MissingFileError,
     ServiceError,
@@ -262,8 +261,8 @@ class NodeProcess:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             try:
                 self.url = self._start()
-            except HybridIndexError as error:
-                _log.error("%s", error)
+            except Exception as error:  # noqa: BLE001 - of the system, too, that is short of something: it is tried again
+                _log.error("the daemon of node %s could not be started: %s", self._spec.name, error)
 
     def _wait(self, process: subprocess.Popen[str]) -> None:
         """Until it has ended. One that answers nothing any more is ended: it keeps locks and ports that others need."""

@@ -121,17 +121,24 @@ class ManagerActor:
         self._cluster, self._ray = cluster, load_ray()
         self._returning = Returning(
             Path(folder), keys, self._manager.silent_nodes,
-            lambda: node_places(self._ray), self._has_actor, self._start_again, self._has_returned,
+            lambda: node_places(self._ray), self._look_at_actor, self._start_again, self._has_returned,
         )  # fmt: skip
 
     def set_nodes(self, entries: Sequence[NodeEntry]) -> None:
         self._manager.set_nodes(entries)
 
-    def _has_actor(self, name: str) -> bool:
+    def _look_at_actor(self, name: str) -> bool:
+        """Whether there is one. Ray may have made it anew, and the port that it had may be taken: then it says where it
+        listens now."""
         try:
-            self._ray.get_actor(f"{self._cluster}:{name}", namespace=NAMESPACE)
+            actor = self._ray.get_actor(f"{self._cluster}:{name}", namespace=NAMESPACE)
         except ValueError:
             return False
+        try:
+            url = self._ray.get(actor.describe.remote(), timeout=_CONNECT_S)["url"]
+        except Exception:  # noqa: BLE001 - it starts, or hangs: it is asked again
+            return True
+        self._manager.has_moved(name, url)
         return True
 
     def _start_again(self, spec: NodeSpec, place: dict[str, Any]) -> str:
@@ -152,6 +159,9 @@ class ManagerActor:
 
     def drain(self, name: str) -> dict[str, Any]:
         return self._manager.drain(name, self._note)
+
+    def forget(self, name: str) -> None:
+        self._manager.forget(name)
 
     def _note(self, done: int, total: int) -> None:
         self._progress = (done, total)

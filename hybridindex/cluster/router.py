@@ -23,10 +23,12 @@ from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
 from hybridindex.errors import (
     BuildError,
     BusyWritingError,
+    DeadlineExceededError,
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
     RouterClosedError,
+    RouterError,
     ServiceError,
     UnreachableError,
 )
@@ -46,6 +48,8 @@ _MARGIN_BYTES = 1 << 16
 _REFRESH_S = 2.0
 #: Between two attempts of a change; and the status of one whose outcome no node knows.
 _AGAIN_S, _UNKNOWN = 0.1, 502
+#: A deadline that a node takes.
+_LEAST_MS = 0.001
 #: An attempt that has less left may end before a node says that nothing has changed: nodes take up to 5 s to agree on
 #: who writes.
 _ATTEMPT_S = 6.0
@@ -59,14 +63,22 @@ class _Search:
     def __init__(
         self,
         router: ClusterRouter,
-        call: Call[SearchResult],
+        call_of: Callable[[float | None], Call[SearchResult]],
+        deadline_ms: float | None,
         most_bytes: int,
         limit_s: float,
         remote: Mapping[str, int],
     ) -> None:
-        """``remote``: as of :class:`hybridindex.cluster.batches.BatchPart`."""
+        """
+        Args:
+            call_of: what a node is asked that has so many milliseconds left; None: there is no deadline.
+            deadline_ms: from now; None: there is none.
+            remote: as of :class:`hybridindex.cluster.batches.BatchPart`.
+        """
         self.future: Future[SearchResult] = Future()
-        self._router, self._call, self._most = router, call, most_bytes
+        self._router, self._call_of, self._most = router, call_of, most_bytes
+        self._call = call_of(deadline_ms)
+        self._ends_s = None if deadline_ms is None else time.monotonic() + deadline_ms / 1e3
         self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
         self._tried: set[str] = set()
         self._timers: list[asyncio.TimerHandle] = []
@@ -79,12 +91,24 @@ class _Search:
         self._ask_another()
 
     def _ask_another(self) -> None:
+        if self._tried and not self._has_time():
+            self._settle(self._error or DeadlineExceededError("no node answered before the deadline"))
+            return
         peer = self._router.choose(self._tried, self._remote)
         if peer is None:
             if not self._asked:
                 self._settle(self._error or UnreachableError("no node of the cluster answers"))
             return
         self._ask(peer)
+
+    def _has_time(self) -> bool:
+        """Until the deadline; whoever is asked next gets what is left of it."""
+        if self._ends_s is None:
+            return True
+        left_ms = 1e3 * (self._ends_s - time.monotonic())
+        if left_ms > 0:
+            self._call = self._call_of(max(round(left_ms, 3), _LEAST_MS))
+        return left_ms > 0
 
     def _ask(self, peer: Peer) -> None:
         name, loop = peer.node.name, self._router.loop
@@ -111,7 +135,7 @@ class _Search:
             return
         peer, _, began_s, _ = self._asked[name]
         peer.late = True
-        other = self._router.choose(self._tried, self._remote)
+        other = self._router.choose(self._tried, self._remote) if self._has_time() else None
         if other is not None and self._router.hedges.spend(peer.n_open, other.n_open):
             peer.n_hedged += 1
             self._ask(other)
@@ -143,7 +167,7 @@ class _Search:
                 return
         peer.n_failed += 1
         self._error = problem
-        if 400 <= status < 500 and status != 429:
+        if (400 <= status < 500 and status != 429) or isinstance(problem, DeadlineExceededError):
             self._settle(problem)  # another node would say the same
         elif not self._asked:
             self._ask_another()
@@ -338,8 +362,11 @@ class ClusterRouter:
 
         Raises:
             InvalidInputError: names the argument. UnreachableError: no node answers. IncompleteAnswerError: less was
-            scanned than is allowed. RouterClosedError: after :meth:`close`.
+            scanned than is allowed. DeadlineExceededError: the deadline passed before a node began, or without an
+            answer of one that says nothing any more. RouterClosedError: after :meth:`close`. RouterError: called from a
+            callback of an answer.
         """
+        self._refuse_own_thread("search")
         return self.submit(
             queries,
             k,
@@ -387,20 +414,22 @@ class ClusterRouter:
         return put_together(parts, [search.future for search in searches])
 
     def _search(self, queries: F32, params: SearchParams, remote: Mapping[str, int]) -> _Search:
-        call = search_call(
-            queries,
-            None,
-            k=params.k,
-            nprobe=params.nprobe,
-            deadline_ms=params.deadline_ms,
-            min_nprobe=None if params.deadline_ms is None else params.min_nprobe,
-            allow_partial=params.allow_partial,
-            allow_ids=params.allow_ids,
-            deny_ids=params.deny_ids,
-            where=params.where,
-        )
+        def call_of(deadline_ms: float | None) -> Call[SearchResult]:
+            return search_call(
+                queries,
+                None,
+                k=params.k,
+                nprobe=params.nprobe,
+                deadline_ms=deadline_ms,
+                min_nprobe=None if deadline_ms is None else params.min_nprobe,
+                allow_partial=params.allow_partial,
+                allow_ids=params.allow_ids,
+                deny_ids=params.deny_ids,
+                where=params.where,
+            )
+
         most = _MARGIN_BYTES + len(queries) * (12 * params.k + 12)
-        return _Search(self, call, most, self._timeout_s, remote)
+        return _Search(self, call_of, params.deadline_ms, most, self._timeout_s, remote)
 
     def _checked(self, queries: Any) -> F32:
         asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))
@@ -437,6 +466,7 @@ class ClusterRouter:
 
     def _change(self, call: Call[dict[str, Any]], *, again: bool) -> dict[str, Any]:
         """``again``: made twice, it has the effect of one."""
+        self._refuse_own_thread("a change")
         ends_s = time.monotonic() + self._timeout_s
         last_s = ends_s - min(_ATTEMPT_S, self._timeout_s / 4)
         tried: set[str] = set()
@@ -499,12 +529,22 @@ class ClusterRouter:
         go to any node."""
         return self._known.wait(timeout_s)
 
+    def _refuse_own_thread(self, what: str) -> None:
+        """Raises RouterError: callbacks of answers run on the thread that makes them, and would wait for themselves."""
+        if self._thread.is_current():
+            raise RouterError(f"{what} was called from a callback on the router's own thread and would wait for itself")
+
     def status(self) -> list[dict[str, Any]]:
         """Of each node: its state, and what it was asked."""
         return [peer.status() for peer in self._peers]
 
     def close(self) -> None:
-        """What is under way fails. Closing twice is harmless."""
+        """What is under way fails. Closing twice is harmless.
+
+        Raises:
+            RouterError: called from a callback of an answer.
+        """
+        self._refuse_own_thread("close")
         with self._lock:
             if self._closed:
                 return

@@ -7,6 +7,7 @@ reads requests with. No redirects, no proxies, no cookies, no compression.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,6 +31,9 @@ _MOST_HEADERS = 100
 #: In which a connection is made, TLS included. What was tried while the network was cut the system tries again only
 #: after longer and longer, and a node that answers pings on other connections may be asked meanwhile.
 _CONNECT_WITHIN_S = 2.0
+#: For which what was sent may stay unacknowledged, by the system of the other machine: then a connection is ended. Else
+#: one that the network was cut under is tried again only after longer and longer, also when the network is whole again.
+_ACKNOWLEDGED_WITHIN_S = 4.0
 
 
 def response_parser() -> Callable[[Any], Any]:
@@ -43,6 +47,13 @@ def response_parser() -> Callable[[Any], Any]:
     except ImportError as error:
         raise MissingDependencyError(f"nodes of a cluster need httptools: {how_to_install('cluster')}") from error
     return HttpResponseParser
+
+
+def end_unacknowledged(transport: asyncio.BaseTransport, after_s: float) -> None:
+    """Has the system end a connection when it did not acknowledge for so long what was sent."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * after_s))
 
 
 class Exchange:
@@ -188,12 +199,13 @@ class Address:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_WITHIN_S):
-                _, protocol = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+                transport, protocol = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
         except TimeoutError as error:
             words = f"no connection to {self._host}:{self._port} within {_CONNECT_WITHIN_S:g} s"
             raise UnreachableError(words) from error
         except Exception as error:
             raise UnreachableError(f"no connection to {self._host}:{self._port}: {error}") from error
+        end_unacknowledged(transport, _ACKNOWLEDGED_WITHIN_S)
         return protocol
 
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 #: Asked with ``of=``, the name of the node that asks; and what it answers: it has that node up, or not yet.
 PING_PATH = "/v1/cluster/ping"
 SEEN, NOT_SEEN = 204, 202
+#: What a daemon says that has too much to do: it is there.
+_BUSY = (429, 503)
 #: Between two pings, and for how long a node may answer nothing. Together below a second.
 PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
@@ -186,8 +188,6 @@ class Peer:
                 # Refused at once, or silent for too long.
                 if not isinstance(error, TimeoutError) or self._loop.time() - self._heard_s > DOWN_AFTER_S:
                     self._set_down(error)
-                if not isinstance(error, TimeoutError):
-                    self.silent = False
             if not self._was_pinged:
                 await self._wait_until(began + PING_EVERY_S)
 
@@ -212,7 +212,7 @@ class Peer:
             if not answered.done():
                 if error is None:
                     self.sees_this = status == SEEN
-                    if status not in (SEEN, NOT_SEEN):
+                    if status not in (SEEN, NOT_SEEN, *_BUSY):
                         error = ConnectionError(f"it answers {status}")
                 answered.set_result(error)
 
@@ -229,10 +229,11 @@ class Peer:
         _log.info("node %s answers", self.node.name)
 
     def _set_down(self, error: Exception) -> None:
-        if self.up:
-            self.n_downs += 1
-            self.silent = isinstance(error, TimeoutError)
-            _log.warning("node %s is %s: %s", self.node.name, "silent" if self.silent else "down", error)
+        silent = isinstance(error, TimeoutError)
+        if self.up or (self.silent and not silent):
+            self.n_downs += self.up
+            self.silent = silent
+            _log.warning("node %s is %s: %s", self.node.name, "silent" if silent else "down", error)
             self._end_waits(error)
 
     def _end_waits(self, error: Exception) -> None:

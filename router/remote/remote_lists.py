@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of a scan before which other nodes are asked for certain, and how long that may take.
 _WAITED_FOR, _ASKED_WITHIN_S = 4 << 20, 0.002
+#: For nodes that are new to answer, before a map is in force that says what they hold; between two looks.
+_FIRST_ANSWER_S, _LOOK_S = 1.0, 0.005
 #: Before a deadline, for what follows the last answer.
 _MARGIN_S = 0.002
 #: Bytes of the filters of one scan, where it has more queries than one.
@@ -270,7 +272,7 @@ class RemoteLists:
         """From now on lists are asked of their holders in this map; False: the one in force is as new, or newer.
 
         Raises:
-            InvalidInputError: it is of another cluster, index or generation.
+            InvalidInputError: it is of another cluster, index or generation. RouterClosedError: after :meth:`close`.
         """
         index = self._index
         if len(map_.holders) != index.nlist:
@@ -281,6 +283,8 @@ class RemoteLists:
                 f"{index.generation} of {index.fingerprint}"
             )
         with self._changing:
+            if self._closed:
+                raise RouterClosedError("the connections to other nodes are closed")
             before = self._view.map
             if before is not None and before.cluster != map_.cluster:
                 raise InvalidInputError(f"the map is of cluster {map_.cluster}; this node is of {before.cluster}")
@@ -302,9 +306,18 @@ class RemoteLists:
             if peer is not None:
                 peer.serves = node.serving
             peers.append(peer)
+        new = [peer for peer in peers if peer is not None and peer not in self._view.peers]
+        await self._wait_for(new)
         self._view = _View(map_, map_.index_of(self.name), tuple(peers), map_.holders)
         for peer in known.values():
             peer.close()
+
+    async def _wait_for(self, peers: Sequence[Peer]) -> None:
+        """Until these, which are new, have answered once, or could have: before that nobody asks them for their lists,
+        which others may have given up."""
+        ends_s = self.loop.time() + _FIRST_ANSWER_S
+        while self.loop.time() < ends_s and not all(peer.up for peer in peers):
+            await asyncio.sleep(_LOOK_S)
 
     # For the engine
 
@@ -450,7 +463,8 @@ class RemoteLists:
                 return
             self._closed = True
         self.settle(0.0)
-        self._thread.run(self._close_peers())
+        with self._changing:  # a map that is being applied ends first
+            self._thread.run(self._close_peers())
         self._thread.close()
 
     async def _close_peers(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
 from hybridindex.cluster.manager import Manager
+from hybridindex.cluster.node_process import NodeProcess
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, read_state
 from hybridindex.errors import InvalidInputError
 from hybridindex.router import Router
 from tests.cluster.searches import NPROBE, K, same, wait_until
-from tests.cluster.test_manager import KEY, NLIST, running
+from tests.cluster.test_manager import KEY, NLIST, running, spec_of
 from tests.clustered import clustered, small_index
 
 
@@ -25,7 +28,12 @@ def test_lists_move_to_where_they_are_asked_for(index, tmp_path):
     queries = np.ascontiguousarray(
         about[rng.integers(0, 3, 400)] + 0.01 * rng.standard_normal((400, index.dim)), dtype=np.float32
     )
-    with Router(index) as whole, running(index, tmp_path, n_nodes=3, share=0.8) as it, it.router() as router:
+    with (
+        Router(index) as whole,
+        running(index, tmp_path, n_nodes=3, share=0.8) as it,
+        it.router() as router,
+        ExitStack() as ending,
+    ):
         assert it.manager.refresh() is None
         assert it.manager.status()["drift"]["queries"] == 0
         for start in range(0, 400, 4):
@@ -44,6 +52,17 @@ def test_lists_move_to_where_they_are_asked_for(index, tmp_path):
         assert it.manager.status()["lists_below_replicas"] == 0
         for some in (queries[:9], clustered(9, seed=4)):
             assert same(router.search(some, K, NPROBE), whole.search(some, K, NPROBE))
+        # One that was drained, and has ended, keeps nothing where it is.
+        it.nodes.append(NodeProcess(spec_of(index, tmp_path, 3, it.memory_bytes)))
+        ending.callback(it.nodes[3].close)
+        it.manager.set_nodes([it.entry(i) for i in range(4)])
+        it.manager.repartition()
+        it.manager.drain("node-3")
+        it.nodes[3].close()
+        wait_until(lambda: it.states()[3] == "down")
+        for start in range(0, 400, 4):
+            router.search(queries[start : start + 4], K)
+        assert it.manager.refresh() is not None
         # With a node away lists stay: they must not leave for it.
         it.nodes[2].close()
         wait_until(lambda: it.states()[2] == "down")

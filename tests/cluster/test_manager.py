@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -152,11 +154,100 @@ def test_nodes_come_and_go_while_searches_go_on(index, one_machine, tmp_path):
             assert status["lists_below_replicas"] == 0
             load.more()
             # Nobody asks it any more, once all have the map.
+            with pytest.raises(InvalidInputError, match="was drained: node-0"):
+                it.manager.forget("node-1")
             it.nodes[0].close()
             load.more(60)
+            it.manager.forget("node-0")
+            status = it.manager.status()
+            assert [node["name"] for node in status["nodes"]] == ["node-1", "node-2", "node-3"]
+            assert status["lists_below_replicas"] == 0
+            load.more()
+            wait_until(lambda: it.states() == ["up"] * 3)
+            said = NodeCalls(it.nodes[3].url, KEY).node()
+            assert [peer["name"] for peer in said["peers"]] == ["node-1", "node-2"]
+            assert it.manager.repartition()["changed_lists"] == 0
         finally:
             it.nodes[3].close()
     load.check()
+
+
+def test_a_node_that_returns_at_another_address_is_found_there(index, one_machine, tmp_path):
+    with running(index, tmp_path) as it, it.router() as router, Load(router, one_machine) as load:
+        load.more()
+        was = it.nodes[0].url
+        it.nodes[0].close()
+        wait_until(lambda: it.states()[0] == "down")
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", int(was.rpartition(":")[2])))
+            taken.listen()
+            it.nodes[0] = NodeProcess(spec_of(index, tmp_path, 0, it.memory_bytes))
+            assert it.nodes[0].url != was
+            it.manager.has_moved("node-0", it.nodes[0].url)
+            wait_until(lambda: it.states() == ["up"] * 3)
+            calls = NodeCalls(it.nodes[1].url, KEY)
+            wait_until(lambda: it.nodes[0].url in [node["url"] for node in calls.nodes()["nodes"]])
+            wait_until(lambda: [peer["state"] for peer in calls.node()["peers"]] == ["up"] * 2)
+            load.more()
+    load.check()
+
+
+def test_there_are_no_more_nodes_than_a_map_has(tmp_path, index):
+    manager = Manager(tmp_path / "state", cluster="test", index=index.path, request=ClusterRequest(), key=KEY)
+    try:
+        many = [NodeEntry(name=f"node-{i}", url="http://127.0.0.1:1", memory_bytes=1 << 30) for i in range(65)]
+        with pytest.raises(InvalidInputError, match="would have 65 nodes; expected 64 at most"):
+            manager.set_nodes(many)
+        assert manager.status()["nodes"] == []
+    finally:
+        manager.close()
+
+
+def test_a_map_may_be_larger_than_what_clients_may_send(one_machine, tmp_path):
+    many = small_index(tmp_path / "idx", n=N, nlist=512)
+    options = ("--max-body", "1KiB")
+    spec = replace(spec_of(many, tmp_path, 0, 1 << 30), options=options)
+    node = NodeProcess(spec)
+    request = ClusterRequest(replicas=1)
+    manager = Manager(tmp_path / "state", cluster="test", index=many.path, request=request, key=KEY)
+    try:
+        manager.set_nodes([NodeEntry(name="node-0", url=node.url, memory_bytes=1 << 30)])
+        manager.repartition()
+        holders = np.where(np.arange(512) % 2, 1, 0).astype(np.uint64)
+        larger = replace(manager._state.map, version=99, holders=holders)
+        assert len(larger.to_json()) > 1024
+        NodeCalls(node.url, KEY).apply(larger)
+    finally:
+        manager.close()
+        node.close()
+
+
+def test_a_daemon_that_the_system_could_not_start_is_tried_again(index, tmp_path, monkeypatch):
+    node = NodeProcess(spec_of(index, tmp_path, 0, 1 << 30))
+    try:
+        start, failed = node._start, []
+
+        def short_of_processes():
+            if not failed:
+                failed.append(1)
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            return start()
+
+        monkeypatch.setattr(node, "_start", short_of_processes)
+        before = node.pid
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: failed and node.pid != before and is_there(node))
+    finally:
+        node.close()
+
+
+def is_there(node):
+    try:
+        NodeCalls(node.url, KEY).ping(1.0)
+    except (UnreachableError, ServiceError):
+        return False
+    return True
 
 
 def test_a_manager_goes_on_where_it_was(index, one_machine, tmp_path):

@@ -18,6 +18,7 @@ import pytest
 
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.errors import ServiceError
 from hybridindex.router import Router
 from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.remote.frames import ANSWER, ASK, HEAD_BYTES, REFUSAL, frame
@@ -198,3 +199,40 @@ def test_a_node_ends_while_channels_are_open(index, tmp_path):
             assert end._file.read() == b""
     finally:
         process.close()
+
+
+def test_a_node_that_is_out_of_memory_answers_pings(index, tmp_path):
+    search_key = new_key()
+    spec = NodeSpec(
+        name="one", index=str(index.path), data=str(tmp_path / "one"), memory_bytes=1 << 30, key=KEY,
+        search_key=search_key, options=("--request-memory", "256MiB"),
+    )  # fmt: skip
+    process = NodeProcess(spec)
+    calls = NodeCalls(process.url, KEY)
+    host, _, port = process.url.removeprefix("http://").rpartition(":")
+
+    def hold(path, key, mib):
+        """Memory, until the connection ends: of a body that does not come."""
+        connected = socket.create_connection((host, int(port)), 10)
+        lines = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {key}\r\n"
+        lines += f"content-type: application/octet-stream\r\ncontent-length: {mib << 20}\r\n\r\n"
+        connected.sendall(lines.encode())
+        return connected
+
+    try:
+        held = [hold("/v1/cluster/hold", KEY, 27), *(hold("/v1/search?k=10&nprobe=4", search_key, 8) for _ in "12")]
+        wait_until(lambda: is_refused(calls))
+        calls.ping(5.0)
+        for each in held:
+            each.close()
+        wait_until(lambda: not is_refused(calls))
+    finally:
+        process.close()
+
+
+def is_refused(calls):
+    try:
+        calls.node()
+    except ServiceError as error:
+        return "memory" in str(error)
+    return False

@@ -36,9 +36,8 @@ def parses(words):
     if rest == ["--help"]:
         return name
     context = command.make_context(name, list(rest), parent=context)
-    # `profile INDEX` is `profile index INDEX`, by a group that finds that out itself.
-    if "index" not in getattr(command, "commands", {"index": None}):
-        of_group, command, rest = command.resolve_command(context, rest)
+    if hasattr(command, "commands"):  # `profile INDEX` is `profile index INDEX`, by a group that finds that out itself
+        of_group, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         command.make_context(of_group, rest, parent=context)
     return name
 

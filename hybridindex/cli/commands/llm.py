@@ -35,8 +35,11 @@ class _ProfileGroup(TyperGroup):
     """``profile INDEX …`` means ``profile index INDEX …``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["index", *args]
+        if args and args[0] not in ctx.help_option_names:
+            # An index may have the name of a command.
+            is_folder = args[0] == "index" and (len(args) == 1 or args[1].startswith("-"))
+            if args[0] not in self.commands or (is_folder and "--help" not in args):
+                args = ["index", *args]
         return super().parse_args(ctx, args)
 
 

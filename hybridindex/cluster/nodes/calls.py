@@ -55,8 +55,8 @@ class NodeCalls:
             raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
         if answer.status != 204:
             connection.close()
-            # 404: a daemon that is no node.
-            if 400 <= answer.status < 500 and answer.status != 404:
+            # 404: a daemon that is no node. 503: one that has too much to do.
+            if (400 <= answer.status < 500 and answer.status != 404) or answer.status == 503:
                 raise self._refusal("ping", answer.status, content)
             raise UnreachableError(f"{self.url} answers with status {answer.status}")
         self._watching = connection

@@ -57,6 +57,8 @@ _FOR_CLIENTS = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "nodes"
 _SCANS = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "channel", "nodes")})
 #: Answered whatever memory other requests hold.
 _ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
+#: As these, between nodes: who is out of memory is not down, and may not keep others from seeing what was changed.
+_ALWAYS_BETWEEN = frozenset({f"{_BETWEEN_NODES}{name}" for name in ("ping", "changed")})
 #: Larger answers count until the client has taken them.
 _LARGE_BYTES = 1 << 16
 #: Polled; logged only at errors.
@@ -204,6 +206,9 @@ class RequestMiddleware:
             app, found = self._app, self._searches.get(scope["path"])
             if self._between_nodes is not None and scope["path"].startswith(_BETWEEN_NODES):
                 app, scope["route"] = self._between_nodes, _BetweenNodes
+                if scope["path"] in _ALWAYS_BETWEEN:
+                    await app(scope, receive, answer)
+                    return answer.status
             if found is not None and scope["method"] == "POST":
                 app, queue = found
                 scope["route"], scope["path_params"] = app, {}

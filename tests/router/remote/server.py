@@ -15,6 +15,8 @@ class Server:
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
         self.answers: dict[str, bytes | str | Callable[[], bytes]] = {}
+        #: Of a path's last part; 200 OK of others.
+        self.status: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.pings: list[str] = []
         self.ping_answer = b"204 No Content"
@@ -36,7 +38,8 @@ class Server:
                     writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % self.ping_answer)
                     continue
                 self.asked.append(target)
-                answer = self.answers.get(target.split("?")[0].rpartition("/")[2], b"{}")
+                name = target.split("?")[0].rpartition("/")[2]
+                answer = self.answers.get(name, b"{}")
                 if answer == "dies":
                     self.server.close()
                 if answer in ("dies", "breaks"):
@@ -44,7 +47,8 @@ class Server:
                     return
                 content = answer() if callable(answer) else answer
                 assert isinstance(content, bytes)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
+                status = self.status.get(name, b"200 OK")
+                writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(content), content))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -305,3 +305,32 @@ def test_a_connection_that_nobody_takes_is_an_error_soon(monkeypatch):
         finally:
             for each in waiting:
                 each.close()
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_what_is_not_acknowledged_ends_its_connection(kind):
+    """Else one that the network was cut under hangs for minutes after that is whole again."""
+    if kind == "uvloop":
+        new_loop = pytest.importorskip("uvloop").new_event_loop
+    else:
+        new_loop = asyncio.new_event_loop
+
+    async def connect(port):
+        made = []
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport):
+                made.append(transport)
+
+        await Address(f"http://127.0.0.1:{port}", None).connect(Protocol)
+        found = made[0].get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        made[0].abort()
+        await asyncio.sleep(0.01)
+        return found
+
+    loop = new_loop()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            assert loop.run_until_complete(connect(server.getsockname()[1])) == 4000
+    finally:
+        loop.close()

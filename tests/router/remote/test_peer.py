@@ -12,7 +12,7 @@ from hybridindex.router.remote.peer import Peer
 from tests.router.remote.server import Server, loop_thread
 from tests.router.slow_copies import until
 
-SEEN, NOT_SEEN, FAILED = b"204 No Content", b"202 Accepted", b"503 Service Unavailable"
+SEEN, NOT_SEEN, FAILED = b"204 No Content", b"202 Accepted", b"500 Internal Server Error"
 
 
 @pytest.fixture
@@ -47,6 +47,34 @@ def test_a_node_says_whether_it_sees_the_one_that_asks(one):
     one.server.hangs = True
     until(lambda: one.peer.state == "silent")
     assert one.peer.sees_this  # it cannot be asked: nobody waits for it
+
+
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable"])
+def test_a_node_that_has_too_much_to_do_is_there(one, status):
+    until(lambda: one.peer.sees_this)
+    one.server.ping_answer = status
+    until(lambda: not one.peer.sees_this)
+    before = len(one.server.pings)
+    until(lambda: len(one.server.pings) > before + 2)
+    assert one.peer.state == "up"
+
+
+def test_a_silent_node_that_refuses_connections_is_down(one):
+    until(lambda: one.peer.up)
+    told = []
+
+    async def wait():
+        one.peer._waiting.add(told.append)
+
+    one.thread.run(wait())
+    one.server.hangs = True
+    until(lambda: one.peer.state == "silent")
+    assert [type(error) for error in told] == [TimeoutError]
+    one.server.server.close()
+    one.server.ping_answer = FAILED
+    one.server.hangs = False
+    until(lambda: one.peer.state == "down")
+    assert not isinstance(told[-1], TimeoutError)  # nobody waits any longer
 
 
 @pytest.mark.parametrize("has_pinged", [False, True])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hybridindex.errors import IncompleteAnswerError, InvalidInputError
+from hybridindex.errors import IncompleteAnswerError, InvalidInputError, RouterClosedError
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
 from hybridindex.router.remote import peer, remote_lists
@@ -314,3 +314,20 @@ def test_hedges_are_few_and_go_to_nodes_with_less_to_do():
     for _ in range(25):
         budget.earn()
     assert sum(budget.spend(1, 0) for _ in range(40)) == 2
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_map_is_in_force_when_nodes_that_are_new_have_answered(index, is_there):
+    """Before, nobody would be asked for lists that others may have given up by it."""
+    holders = spread(2, 2)
+    with cluster(index.path, holders) as nodes:
+        if not is_there:
+            nodes[1].go_away()
+        remote = remote_lists.RemoteLists(nodes[0].index, "node-0")
+        try:
+            assert remote.apply(map_of(nodes, holders))
+            assert [each.up for each in remote.peers()] == [is_there]
+        finally:
+            remote.close()
+        with pytest.raises(RouterClosedError):
+            remote.apply(map_of(nodes, holders))

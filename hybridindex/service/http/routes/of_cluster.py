@@ -46,6 +46,8 @@ PEER_PREFIX = "/v1/cluster/"
 _BYTES, _JSON = b"application/octet-stream", b"application/json"
 #: Bytes of a scan's arrays. Filters make them many, and their memory is taken from the budget of requests.
 _MOST_SCAN = 1 << 28
+#: Bytes of a map, and of ranges of lists: both grow with the lists of the index, whatever requests may have.
+_MOST_LISTS_TEXT = 1 << 28
 #: Of the number of a change.
 _MOST_DIGITS = 18
 
@@ -210,7 +212,9 @@ class ClusterRoutes:
         await _answer(send, content, _BYTES)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_body(dict(scope["headers"]), receive, self._service.config.limits, scope[CHARGE])
+        limits = self._service.config.limits
+        limits = replace(limits, max_body_bytes=max(limits.max_body_bytes, _MOST_LISTS_TEXT))
+        return await read_body(dict(scope["headers"]), receive, limits, scope[CHARGE])
 
     async def _object(self, scope: Scope, receive: Receive, names: set[str]) -> dict[str, Any]:
         return parse_json_object(await self._read(scope, receive), names)

@@ -1,0 +1,111 @@
+"""A client's router over nodes that a test plays: deadlines, and calls from where they would wait for themselves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from hybridindex.answer_codec import encode_answer
+from hybridindex.cluster.router import ClusterRouter
+from hybridindex.errors import DeadlineExceededError, RouterError
+from hybridindex.types import SearchResult
+from tests.router.remote.server import Server, loop_thread
+from tests.router.slow_copies import until
+
+QUERY = np.ones((1, 4), dtype=np.float32)
+FOUND = SearchResult(
+    distances=np.zeros((1, 3), dtype=np.float32),
+    ids=np.arange(3, dtype=np.int64)[None],
+    nprobe_used=np.ones(1, dtype=np.int32),
+    hit_rate=np.zeros(1, dtype=np.float32),
+)
+
+
+@contextmanager
+def playing(n):
+    with loop_thread() as thread:
+        servers = [Server(thread) for _ in range(n)]
+        urls = {f"node-{i}": f"http://127.0.0.1:{server.port}" for i, server in enumerate(servers)}
+        nodes = json.dumps({"version": 1, "dim": 4, "nodes": [{"name": k, "url": v} for k, v in urls.items()]}).encode()
+        for server in servers:
+            server.answers["nodes"] = nodes
+        try:
+            with ClusterRouter(urls, dim=4, by_locality=False) as router:
+                until(lambda: all(node["state"] == "up" for node in router.status()))
+                yield servers, router
+        finally:
+            for server in servers:
+                thread.run(_close(server))
+
+
+async def _close(server):
+    server.server.close()
+
+
+def searches(servers):
+    return [target for server in servers for target in server.asked if target.startswith("/v1/search")]
+
+
+def test_a_deadline_that_has_passed_is_not_asked_of_others():
+    with playing(3) as (servers, router):
+        for server in servers:
+            server.status["search"] = b"504 Gateway Timeout"
+            server.answers["search"] = b'{"type": "urn:hybridindex:problem:deadline", "detail": "too late"}'
+        with pytest.raises(DeadlineExceededError, match="too late"):
+            router.search(QUERY, 3, deadline_ms=500)
+        assert len(searches(servers)) == 1
+
+
+def test_whoever_is_asked_next_gets_what_is_left_of_the_deadline():
+    with playing(2) as (servers, router):
+
+        def breaks():
+            time.sleep(0.1)
+            return b"{}"
+
+        for server in servers:
+            server.status["search"] = b"500 Internal Server Error"
+            server.answers["search"] = breaks
+        with pytest.raises(Exception, match="500"):
+            router.search(QUERY, 3, deadline_ms=5000)
+        first, second = sorted(float(t.split("deadline_ms=")[1].split("&")[0]) for t in searches(servers))[::-1]
+        assert first == 5000
+        assert 4000 < second < 4960  # where it was hedged, or broke
+
+
+def test_a_node_that_says_nothing_is_waited_for_until_the_deadline_alone():
+    with playing(2) as (servers, router):
+        for server in servers:
+            server.hangs = True
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="no node answered before the deadline"):
+            router.search(QUERY, 3, deadline_ms=100)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("call", ["search", "upsert", "close"])
+def test_a_callback_that_would_wait_for_itself_is_refused(call):
+    with playing(1) as (servers, router):
+        servers[0].answers["search"] = encode_answer(FOUND)
+        told, ended = [], threading.Event()
+
+        def calls_back(_future):
+            try:
+                {
+                    "search": lambda: router.search(QUERY, 3),
+                    "upsert": lambda: router.upsert(QUERY, [1]),
+                    "close": router.close,
+                }[call]()
+            except RouterError as error:
+                told.append(str(error))
+            ended.set()
+
+        router.submit(QUERY, 3).add_done_callback(calls_back)
+        assert ended.wait(30)
+        assert "from a callback on the router's own thread" in told[0]
+        assert router.search(QUERY, 3).ids.tolist() == [[0, 1, 2]]  # it goes on
