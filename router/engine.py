@@ -253,6 +253,7 @@ class Engine:
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
         own = threading.current_thread() is self._thread or self._watchdog.owns_current_thread()
+        own = own or self._turn.held_here()
         own = own or (self._remote is not None and self._remote.owns_current_thread())
         return own or any(device_queue.owns_current_thread() for device_queue in self._device_queues)
 

@@ -470,13 +470,14 @@ class Manager:
             InvalidInputError: there is no such node, or the others have too little memory. And as :meth:`repartition`.
         """
         with self._lock:
-            if name not in {entry.name for entry in self._state.nodes}:
+            drained = {entry.name: entry.drains for entry in self._state.nodes}
+            if name not in drained:
                 raise InvalidInputError(f"node is {name!r}; expected one of {', '.join(self._nodes) or 'none'}")
             self._set_drains(name, drains=True)
         try:
             return self.repartition(progress, anew=False)
         except BaseException:
-            self._set_drains(name, drains=False)
+            self._set_drains(name, drains=drained[name])
             raise
 
     def forget(self, name: str) -> None:

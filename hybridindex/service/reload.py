@@ -465,9 +465,12 @@ class Generations:
         try:
             warm_up(serving.router, before.index.dim, before.index.nlist, stop=self._stopping)
             if serving.refresher is not None:
-                serving.refresher.start()
+                try:
+                    serving.refresher.start()
+                except StoreError as error:
+                    _log.error("the plan is not recorded as the one that serves; that is tried again: %s", error)
         except BaseException:
-            close_serving(serving)
+            close_serving(serving, index=False)  # it serves on, without devices
             raise
         self._swap(serving)
         self._retire(before)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridindex.errors import BuildError, IncompleteAnswerError, NotHeldError, OverloadedError
+from hybridindex.errors import BuildError, DamagedListsError, IncompleteAnswerError, NotHeldError, OverloadedError
 from hybridindex.router.router import Router
 from hybridindex.types import I64
 
@@ -64,7 +64,8 @@ def warm_up(
 
     def search(n: int, nprobe: int | None) -> None:
         queries = rng.standard_normal((n, dim)).astype(np.float32)
-        with suppress(NotHeldError, IncompleteAnswerError):  # a share answers what it can, and so does a node
+        # A share answers what it can, and so does a node; and all answer what is whole.
+        with suppress(NotHeldError, IncompleteAnswerError, DamagedListsError):
             router.submit(queries, k, nprobe, on_probes=note).result()
 
     # A router with fewer candidates answers no more.

@@ -79,7 +79,7 @@ class Placement:
         lies in page-locked host memory.
 
         Raises:
-            RouterClosedError: after :meth:`settle`.
+            RouterClosedError: after :meth:`settle`, or lists were still moving then.
         """
         self._waiting.append(None)
         with self._lock:
@@ -88,12 +88,18 @@ class Placement:
                 raise RouterClosedError("the router is closed, or about to be")
             try:
                 self._place(plan, bandwidth_share)
+                if self._was_cut_off(plan):
+                    raise RouterClosedError("the router closed while lists of the plan were moving")
             except BaseException:
                 # The old plan's lists are those that stay, and come back.
                 self._adopt(self.plan)
                 raise
             self.plan = plan
             self._choose_host_lists(bandwidth_share)
+
+    def _was_cut_off(self, plan: Plan) -> bool:
+        """Whether the end came while lists were on their way."""
+        return self._settled and bool(((self._wanted(plan) >= 0) & (self._residency.current.list_device < 0)).any())
 
     def pin_host_lists(self) -> None:
         """Chooses what lies in page-locked host memory where no plan does so."""

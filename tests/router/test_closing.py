@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from hybridindex.errors import DeviceError
+from hybridindex.errors import DeviceError, RouterClosedError
 from hybridindex.router import HealthPolicy, Router
 from hybridindex.router.devices import device_queue
 from hybridindex.tiers.contract import bounded_join as leaving
@@ -172,7 +173,12 @@ def test_a_shard_that_is_never_built_is_waited_for_by_nobody(shards, stuck, capl
     router = open_router(shards, where=-1, device_budget_bytes=8 << 20)
     build = stuck(ShardBuilder, "_move")
     plan = hand_made_plan(shards, np.zeros(NLIST))
-    changing = threading.Thread(target=router.apply_plan, args=[plan], daemon=True)
+
+    def change():
+        with contextlib.suppress(RouterClosedError):
+            router.apply_plan(plan)
+
+    changing = threading.Thread(target=change, daemon=True)
     changing.start()
     assert build.begun.wait(WAIT_S)
     [tier] = router.devices
@@ -198,12 +204,24 @@ def test_nobody_waits_for_a_device_that_was_about_to_get_lists(index, stuck, bus
         "device that came back": (router._served._restore, tier),
         "lists that come late": (router._served.placement.complete,),
     }[busy]
-    changing = threading.Thread(target=target, args=args, daemon=True)
+    ends = []
+
+    def change():
+        try:
+            ends.append(target(*args))
+        except RouterClosedError as error:
+            ends.append(str(error))
+
+    before = router.plan
+    changing = threading.Thread(target=change, daemon=True)
     changing.start()
     assert write.begun.wait(WAIT_S)
     router.settle()
     changing.join(WAIT_S)
     assert not changing.is_alive()
+    assert router.plan is before
+    # Whoever asked for a plan whose lists did not come is not told that it serves.
+    assert ("while lists of the plan were moving" in str(ends[0])) == (busy == "plan")
     ended(router.close)
 
 

@@ -144,6 +144,22 @@ def test_a_callback_on_the_routers_thread_is_still_refused(router, direct):
     assert direct == [1]
 
 
+def test_a_callback_on_the_callers_thread_is_refused_too(router):
+    """The caller does the engine's work there, and would wait for it."""
+    refused = []
+
+    def listen(_report):
+        with pytest.raises(RouterError, match="would wait for itself"):
+            router.search(clustered(1))
+        refused.append(threading.current_thread())
+
+    router.on_batch.append(listen)
+    router.search(clustered(1))
+    assert refused == [threading.current_thread()]
+    router.on_batch.remove(listen)
+    assert router.search(clustered(1)).ids.shape[0] == 1
+
+
 def test_errors_reach_the_caller_and_the_next_call_works(router, direct, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(router._served.host, "scan_checked", lambda *_args, **_kwargs: 1 / 0)

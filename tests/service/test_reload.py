@@ -11,10 +11,18 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.config import RouterConfig
-from hybridindex.errors import InvalidInputError, OutOfBudgetError, OverloadedError, ReloadError, UnknownSessionError
+from hybridindex.errors import (
+    DeviceError,
+    InvalidInputError,
+    OutOfBudgetError,
+    OverloadedError,
+    ReloadError,
+    UnknownSessionError,
+)
 from hybridindex.plans.current import make_current
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.service import reload
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http import upkeep
@@ -353,6 +361,27 @@ def test_a_device_that_cannot_be_opened_leaves_the_new_generation_on_the_host(
     monkeypatch.undo()
     assert service.reload()["note"] is None
     assert service.router.residency.n_resident > 0
+
+
+def test_devices_that_could_not_be_warmed_up_close_nothing_that_serves(service, index_path, queries, monkeypatch):
+    """It is the same index that serves on the host, and goes on."""
+    replace_by_the_same(index_path)
+    warm_up = reload.warm_up
+
+    def fail(router, *args, **options):
+        if router.devices:
+            raise DeviceError("it broke")
+        return warm_up(router, *args, **options)
+
+    monkeypatch.setattr(reload, "warm_up", fail)
+    answer = service.reload()
+    assert (answer["reloaded"], answer["generation"]) == (True, 2)
+    assert "the host serves" in answer["note"]
+    assert len(search(service, queries).ids) == len(queries)
+    monkeypatch.undo()
+    assert service.reload()["note"] is None
+    assert service.router.residency.n_resident > 0
+    assert len(search(service, queries).ids) == len(queries)
 
 
 def test_one_change_at_a_time(service, index_path, monkeypatch):

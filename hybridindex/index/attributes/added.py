@@ -50,6 +50,7 @@ class _Streams:
         self.streams: list[bytes] = []
         #: Rows of each stream.
         self.counts: list[int] = []
+        self.nbytes = 0
         #: Columns of the first so many rows, and of how many streams they are.
         self.known: tuple[int, int, Any] = (0, 0, None)
 
@@ -65,6 +66,12 @@ class AddedAttributes:
         """Those of ``count`` further rows; nothing: they have none."""
         self._all.counts.append(count)
         self._all.streams.append(stream)
+        self._all.nbytes += len(stream)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all, also of rows that are gone."""
+        return self._all.nbytes
 
     def first(self, n: int) -> AddedAttributes:
         """Of the first ``n`` rows alone, whatever comes."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex import filesystem
-from hybridindex.errors import CorruptIndexError, IndexFormatError, MissingFileError
+from hybridindex.errors import CorruptIndexError, IndexFormatError, MissingFileError, UnreadableIndexError
 from hybridindex.index.attributes.columns import ATTRIBUTE_KINDS, describe, need
 from hybridindex.index.storage.checksums import digest_bytes, digest_file
 from hybridindex.index.storage.generation import unreadable
@@ -138,8 +138,11 @@ class StoredAttributes:
         if describe(table) != self.spec.columns or len(table) != self.spec.count:
             raise CorruptIndexError(f"{self.path} does not hold what {SPEC_FILE} says")
         self._close()
-        combined = {name: table[name].combine_chunks() for name in table.column_names}
-        return {name: c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for name, c in combined.items()}
+        try:
+            combined = {name: table[name].combine_chunks() for name in table.column_names}
+            return {name: c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for name, c in combined.items()}
+        except pa.ArrowException as error:  # its arrays count bytes by 32 bits
+            raise UnreadableIndexError(f"{self.path} has a column of more than 2 GiB: {error}") from error
 
     def __repr__(self) -> str:
         return f"<StoredAttributes {', '.join(self.spec.columns)}: {self.spec.count} rows>"

@@ -48,8 +48,8 @@ __all__ = ["Compaction", "compact", "needs_compaction"]
 _log = logging.getLogger(__name__)
 
 #: Rows that came or went, in parts of the generation's, before it pays; and bytes that they take at least, or so many
-#: times the generation's rows.
-_WORTH_SHARE, _WORTH_BYTES, _WORTH_TIMES = 0.3, 1 << 20, 2
+#: times the generation's rows. Or bytes of attributes, where they are half of those of the rows.
+_WORTH_SHARE, _WORTH_BYTES, _WORTH_TIMES, _WORTH_ATTRIBUTES = 0.3, 1 << 20, 2, 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,9 @@ def needs_compaction(index: IVFIndex) -> bool:
     gone = 0 if live.deleted is None else len(live.deleted.ids)
     came = 0 if live.added is None else live.added.count
     changed = gone + came
+    rows = index.count * index.code_size
+    if live.added is not None and live.added.attributes.nbytes > max(_WORTH_ATTRIBUTES, rows // 2):
+        return True
     if changed <= _WORTH_SHARE * max(index.count, 1):
         return False
     return changed * index.code_size > _WORTH_BYTES or changed > _WORTH_TIMES * index.count > 0
@@ -141,7 +144,7 @@ def compact(
             "lineage": index.manifest.lineage,
             "compacted": index.fingerprint,
             "came": 0 if live.added is None else live.added.count,
-            "largest_id": largest_id(index, live.added),
+            "largest_id": max(largest_id(index, live.added), index.live.added.largest_id),
             "parents": None if shape is None or _is_same(shape, index.nlist) else shape.parents.tolist(),
         }
         spec = dataclasses.replace(index.manifest, nprobe=_same_part(index.nprobe, index.nlist, nlist), notes=notes)
@@ -260,6 +263,7 @@ def _furnished(index: IVFIndex, folder: Path, order: I64, added: AddedLists | No
             write_ordered(new, _attributes_in(index, order, added))
             if new.attributes is None:
                 raise UnreadableIndexError(new.attributes_problem)
+            _ = new.attributes.columns  # as searches will read them: not after this became the current one
         if index.rabitq is not None:
             spec = index.rabitq.spec
             compress(new, spec.bits, seed=spec.seed, progress=report)

@@ -213,8 +213,15 @@ class RowFilters:
         if wanted.where is not None:
             kinds = schema_of(self._attributes().spec.columns)
             table = added.attributes.table(kinds)
-            matches = matching(wanted.where, {name: table[name].combine_chunks() for name in table.column_names})
-            left &= matches[added.numbers]
+            # Part by part: an array counts its bytes by 32 bits.
+            matches = [
+                matching(
+                    wanted.where,
+                    dict(zip(part.schema.names, part.columns, strict=True)),
+                )
+                for part in table.to_batches()
+            ]
+            left &= np.concatenate([np.empty(0, dtype=np.bool_), *matches])[added.numbers]
         counts = np.bincount(added.lists[left], minlength=len(added.table))
         made = AddedFilter(added, np.sort(added.ids[left]), counts)
         with self._lock:

@@ -133,8 +133,8 @@ class AddedRows:
 
     @property
     def nbytes(self) -> int:
-        """Of extents, those of rows that are gone included."""
-        return self._free
+        """Of extents and attributes, those of rows that are gone included."""
+        return self._free + self._attributes.nbytes
 
     @property
     def is_short(self) -> bool:

@@ -366,7 +366,7 @@ class LiveStore:
             self._log_state = None
             self._place = self.file.rewrite(state, number)
             self._is_doubtful, self._on_disk = False, number
-        self._start_with(state)
+        self._start_with(state, self._state.added.largest_id)
         self._note_state()
 
     def _changes(self) -> list[Change]:
@@ -470,10 +470,12 @@ class LiveStore:
         for follower in list(self._followers):
             self._try_to_tell(follower, found)
 
-    def _start_with(self, changes: Sequence[Change]) -> None:
+    def _start_with(self, changes: Sequence[Change], largest_id: int = -1) -> None:
+        """``largest_id``: of rows that came and are gone, too."""
         fresh = LiveState(*self._shape, keep_max=self._keep_max)
         for change in changes:
             fresh.apply(change)
+        fresh.added.largest_id = max(fresh.added.largest_id, largest_id)
         self._state = fresh
         self._publish()
 

@@ -171,20 +171,33 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
 
         _in_head = False
         _head_bytes = 0
+        #: Bytes since a part of a body, or the length of one, came.
+        _stray_bytes = 0
+        _strays = False
         #: The body of a request that was turned away is being read.
         _skipping = False
 
         def data_received(self, data: bytes) -> None:
-            was_in_head = self._in_head
+            was_in_head, self._strays = self._in_head, True
             super().data_received(data)
+            self._stray_bytes = self._stray_bytes + len(data) if self._strays else 0
+            if self._stray_bytes > MAX_HEAD_BYTES and not self._in_head and not self.transport.is_closing():
+                self.transport.abort()  # what follows the last part of a body has no end
             if was_in_head and self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                     self.send_400_response("headers are too large")
 
         def on_message_begin(self) -> None:
-            self._in_head, self._head_bytes = True, 0
+            self._in_head, self._head_bytes, self._strays = True, 0, False
             super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_head:  # and not behind a body
+                super().on_header(name, value)
+
+        def on_chunk_header(self) -> None:
+            self._strays = False
 
         def on_headers_complete(self) -> None:
             self._in_head = False
@@ -234,10 +247,12 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             return turn_away(scope, self.url, lines)
 
         def on_body(self, body: bytes) -> None:
+            self._strays = False
             if not self._skipping:
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            self._strays = False
             if self._skipping:
                 self._skipping = False
             else:

@@ -173,6 +173,21 @@ def test_numbers_above_the_largest_id_may_not_fit(path):
         assert index.n_live == N + 3
 
 
+@pytest.mark.parametrize("how", ["compacted", "rewritten"])
+def test_a_number_that_came_and_went_is_given_to_no_other_row(path, how):
+    """Whoever keeps something beside a row, by its id, would find it beside another one."""
+    with hx.open(path) as index:
+        first = index.add(ROWS[:2])
+        index.delete([int(first[1])])
+        if how == "compacted":
+            index.compact()
+        else:
+            store = index.ivf.live
+            with store._writing:
+                store._rewrite(store._changes())
+        assert index.add(ROWS[:1])[0] > first[1]
+
+
 def test_going_forth_again_loses_no_change_unasked(path):
     with hx.open(path) as index:
         index.delete([0])

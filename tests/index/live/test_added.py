@@ -79,6 +79,16 @@ def test_memory_follows_what_is_there(memory):
     assert most <= 3 * (2 + 1.125) * (SIZE + 16) * 3_000 + (1 << 16)
 
 
+def test_attributes_count_as_rows_do():
+    rows = AddedRows(NLIST, SIZE)
+    ids = np.arange(10)
+    rows.insert(ids % NLIST, ids, codes_of(ids), b"")
+    before = rows.nbytes
+    rows.insert(ids % NLIST, ids + 10, codes_of(ids), bytes(1 << 20))
+    assert rows.nbytes >= before + (1 << 20)
+    assert rows.snapshot().attributes.nbytes == 1 << 20
+
+
 def test_lists_that_only_grow_are_never_copied_together(monkeypatch):
     monkeypatch.setattr(added_module, "reserves", lambda: True)
     # Where the system counts addresses it has as much memory, too.

@@ -85,6 +85,41 @@ def test_endless_headers_end_the_connection(make_service, protocol, before):
     assert 1 << 16 <= converse(service, talk) < 1 << 24
 
 
+@pytest.mark.parametrize("line", [b"aa: bb\r\n", b"x" * 8192], ids=["many", "one without an end"])
+def test_endless_trailers_end_the_connection(make_service, protocol, line):
+    """What may follow a body in parts is counted as headers are, and nobody keeps it."""
+    service = make_service(warm=False)
+
+    def talk(connection):
+        connection.settimeout(15)
+        connection.sendall(HEAD.replace(b"GET /livez", b"POST /v1/search") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
+        connection.sendall(b"X-Long: " if len(line) > 100 else b"")
+        sent, part = 0, line * (8192 // len(line))
+        try:
+            while sent < 1 << 24:
+                sent += len(part)
+                connection.sendall(part)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return sent
+
+    assert converse(service, talk) < 1 << 24
+
+
+def test_what_follows_a_body_is_no_header_of_the_request(make_service, protocol):
+    service = make_service(warm=False)
+
+    def talk(connection):
+        head = HEAD.replace(b"GET /livez", b"POST /v1/search") + b"X-Request-Id: before\r\n"
+        head += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        connection.sendall(head + b"2\r\n{}\r\n0\r\nX-Request-Id: after\r\n\r\n")
+        return everything(connection)
+
+    said = converse(service, talk)
+    assert b"x-request-id: before" in said
+    assert b"after" not in said
+
+
 def test_large_headers_are_taken(make_service, protocol):
     """The same ones on both: half of what ends a connection."""
     service = make_service(warm=False)

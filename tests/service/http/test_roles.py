@@ -72,6 +72,24 @@ def test_who_may_do_what(service, keys, method, path, none, search, admin):
     assert talk(service, conversation, keyring=ring) == [none, none, search, admin]
 
 
+def test_no_path_with_a_control_character_is_another_ones(service, keys):
+    """Routers of requests take a line feed at the end for nothing, and roles are of whole paths."""
+    known, ring = keys
+    paths = ["/v1/vectors", "/v1/vectors/delete", "/v1/documents", "/v1/documents/delete", "/v1/compact", "/v1/reload"]
+    paths += ["/v1/repartition", "/v1/plans/1/apply", "/v1/queries/recent", "/v1/indexes/a/vectors/delete", "/v1/drain"]
+
+    async def conversation(http):
+        for key in known.values():
+            for path in paths:
+                for end in ("%0A", "%0D", "%00", "%0A%0A", "%E2%80%A8"):
+                    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                    answer = await http.post(path + end, content=b"{}", headers=headers)
+                    is_problem(answer, 404)
+        return (await http.get("/v1/status", headers=headers)).json()
+
+    assert talk(service, conversation, keyring=ring)["draining"] is False
+
+
 def test_a_session_is_its_keys(service, keys, queries):
     known, ring = keys
 

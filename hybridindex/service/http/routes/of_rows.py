@@ -14,13 +14,14 @@ from hybridindex.errors import HybridIndexError, OverloadedError, ReloadError
 from hybridindex.service.core import Service
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
-from hybridindex.service.http.bodies import CHARGE, LARGE_JSON, hold, parse_within
+from hybridindex.service.http.bodies import CHARGE, LARGE_JSON, hold
 from hybridindex.service.http.requests import Body
 from hybridindex.service.http.routes.changing import KEY_PARAMETER, Changing
 from hybridindex.service.http.routes.common import Row, caller_of, json_answer, read_object
 from hybridindex.service.http.routes.row_bodies import COMPACT, RowsBody
 from hybridindex.service.http.searching import SearchRoute, options_of
 from hybridindex.service.http.store_calls import StoreCalls
+from hybridindex.service.http.wire import parsed_bytes
 
 __all__ = ["RowRoutes"]
 
@@ -72,11 +73,15 @@ class RowRoutes:
         def parse() -> Any:
             return self._body.read(body, media, options)
 
-        if media == "application/json" or len(body) <= LARGE_JSON:
-            asked = await parse_within(charge, body, media, parse)
+        if len(body) <= LARGE_JSON:
+            asked, values = parse(), 0
         else:
+            values = parsed_bytes(self._body.json_of(body, media))
+            hold(charge, 2 * len(body) + values)
             asked = await asyncio.to_thread(parse)
-        hold(charge, 2 * len(body) + _COPIES * asked.vectors.nbytes)
+        # Attributes stay values until the rows are written.
+        values = 0 if asked.attributes is None else values
+        hold(charge, 2 * len(body) + values + _COPIES * asked.vectors.nbytes)
         rows = self._service.rows
         change = rows.upsert if asked.replace else rows.add
 

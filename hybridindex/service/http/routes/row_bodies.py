@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -88,6 +89,16 @@ class RowsBody(Body):
         asked["content"] |= dict.fromkeys((ROWS_TYPE, _NPY), binary)
         mode = {"name": "mode", "in": "query", "schema": self.options["mode"], "description": "Of .npy bodies only."}
         self.document = {"parameters": [mode, *KEY_PARAMETER], "requestBody": {**asked, "required": True}}
+
+    def json_of(self, body: bytes, content_type: str) -> bytes:
+        """The part of it that is JSON; what is wrong with the body, :meth:`read` says."""
+        if content_type == "application/json":
+            return body
+        if content_type != ROWS_TYPE:
+            return b""
+        with suppress(InvalidInputError):
+            return bytes(decode_rows(body).more)
+        return b""
 
     def read(self, body: bytes, content_type: str, options: Mapping[str, str]) -> RowsRequest:
         """
