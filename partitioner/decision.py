@@ -198,11 +198,12 @@ class Decision:
         if not (math.isfinite(window_ms) and window_ms >= 0):
             raise InvalidInputError(f"window_ms is {window_ms}; give a finite number of milliseconds >= 0")
         latency, curve = self.analysis.latency, self.analysis.curve
-        scratch_in_use = sum(s for s, used in zip(self.request.scratch, self.device_bytes_each, strict=True) if used)
+        # Of lists alone: rows beside codes are no lists that are there.
+        there = int(curve.pages_by_rank[curve.rank[self.resident_lists]].sum()) * curve.geometry.page_bytes
         return lookahead_budget(
             bandwidth_bytes_per_s=self.copy_bytes_per_s(pinned=pinned),
             t_llm_s=window_ms / 1e3,
-            miss_curve=miss_curve_of(curve, resident_bytes=self.device_bytes - scratch_in_use),
+            miss_curve=miss_curve_of(curve, resident_bytes=there),
             host_scan_s=float(latency.parts(curve, curve.at(0), batch).host_s.mean()),
             device_scan_s=float(latency.parts(curve, curve.at(curve.nlist), batch).device_s.mean()),
             share_bytes=share_bytes,

@@ -351,7 +351,7 @@ def _reason(
     nearest_s = solution.nearest_s if solution is not None else None
     if nearest_s is None:
         nearest_s = problem.nearest(work, device_bytes)
-    elif request.n_devices > 1:
+    if nearest_s is not None and solution is not None and request.n_devices > 1:
         nearest_s = _nearest_placed(problem, request, nearest_s)
     nearest = request.slo_ms_of(nearest_s * _ROUNDED) if nearest_s is not None else None
     if request.search_slo_s <= 0:

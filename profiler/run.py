@@ -91,7 +91,8 @@ def profile_index(
     warnings = measurement_warnings(policy, load, hardware.cores)
     searching = open_searching(index, threads=request.threads, host_scanner=request.host_scanner, rows=request.rows)
     scanner = searching.scanner
-    kept = Checkpoint(checkpoint, request.key(index.fingerprint, hardware.fingerprint, scanner.name, queries=raw))
+    facts = (index.fingerprint, hardware.fingerprint, scanner.name, str(scanner.threads))
+    kept = Checkpoint(checkpoint, request.key(*facts, queries=raw))
     run = _Run(searching, request, raw, kept, progress or _silent)
     with closing(scanner), host_threads(scanner):
         nprobe, recall = run.recall()

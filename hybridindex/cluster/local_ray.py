@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -24,6 +25,8 @@ LOCAL_FILE = "ray.json"
 #: A loopback address that Ray takes for a machine's: it replaces 127.0.0.1 by the address that others see.
 _ADDRESS = "127.0.0.2"
 _START_S, _END_S = 60.0, 20.0
+#: That :func:`start_local` makes.
+_OWN_FOLDER = re.compile(r"/tmp/hix-[0-9a-f]{12}")  # noqa: S108 - a random name, made by us or refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +68,19 @@ class LocalRay:
 def read_local(folder: Path) -> LocalRay | None:
     """The one that a cluster's folder names; None: it has none."""
     try:
-        return LocalRay(**json.loads(filesystem.read_bytes(folder / LOCAL_FILE)))
+        found = LocalRay(**json.loads(filesystem.read_bytes(folder / LOCAL_FILE)))
+        ours = _OWN_FOLDER.fullmatch(found.folder) and type(found.pid) is int and found.pid > 1
     except MissingFileError:
         return None
     except (FileError, ValueError, TypeError) as error:
         raise CorruptIndexError(f"{folder / LOCAL_FILE} cannot be used: {error}") from error
+    if not ours:
+        # Its processes are ended, and its folder is removed: an index may come from anybody.
+        raise CorruptIndexError(
+            f"{folder / LOCAL_FILE} cannot be used: it names folder {found.folder!r} and process {found.pid!r}, which "
+            "are none of ours"
+        )
+    return found
 
 
 def start_local(folder: Path) -> LocalRay:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
+import stat
 from pathlib import Path
 
 from hybridindex import filesystem
 from hybridindex.client.client import Client
 from hybridindex.cluster.keys import key_for_upkeep, key_for_writes
-from hybridindex.cluster.state import read_state
+from hybridindex.cluster.state import STATE_FILE, read_state
 from hybridindex.errors import (
     AccessDeniedError,
     DeadlineExceededError,
     FileError,
+    InvalidInputError,
     OverloadedError,
     UnreachableError,
 )
@@ -45,12 +48,23 @@ def client_of(
         upkeep: or for what needs the role admin.
 
     Raises:
-        UnreachableError: no node answers.
+        UnreachableError: no node answers. InvalidInputError: what says where nodes are came from another index, or
+        another user: a key must not go to whoever wrote it.
     """
     folder = folder_of(as_path(index), None)
     state = read_state(folder)
     if state is None:
         return None
+    said = filesystem.stat(folder / STATE_FILE)
+    if said.st_uid not in (0, os.getuid()) or said.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidInputError(
+            f"{folder / STATE_FILE} belongs to another user, or others may write it; it says whom keys are shown to"
+        )
+    if os.path.realpath(state.index) != os.path.realpath(index):
+        raise InvalidInputError(
+            f"{folder} is of the cluster of {state.index}; name that index, or, where this is a copy of it, remove the "
+            "folder"
+        )
     ca = kept_ca(folder)
     verify = True if ca is None else ssl.create_default_context(cafile=ca)
     shown = key or (key_for_upkeep if upkeep else key_for_writes)(folder)

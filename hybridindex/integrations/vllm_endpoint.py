@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex import filesystem
+from hybridindex.errors import InvalidInputError, MissingFileError, ProfileError
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm import room_beside
 from hybridindex.service.auth import Keyring
@@ -137,6 +139,16 @@ class ServiceBesideLLM(Service):
         return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
 
 
+def _refuse_others(uds: str) -> None:
+    """vLLM makes its socket with the rights that the umask leaves; without keys whoever may write to it is an admin."""
+    with contextlib.suppress(MissingFileError):
+        if filesystem.stat(uds).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidInputError(
+                f"others may write to {uds}, and without keys everybody may do all; start vLLM with umask 077, or give "
+                "keys (HYBRIDINDEX_KEYS)"
+            )
+
+
 @dataclass(slots=True)
 class RouterPlugin:
     """The plugin: vLLM first calls :meth:`attach_router`, then :meth:`init_state`. On its API server's event loop."""
@@ -173,6 +185,8 @@ class RouterPlugin:
         uds, port = getattr(args, "uds", None), getattr(args, "port", 8000)
         config = settings.config(getattr(args, "host", None), uds)
         keyring = None if config.key_file is None else Keyring(config.key_file)
+        if uds and keyring is None:
+            _refuse_others(uds)
         async with contextlib.AsyncExitStack() as stack:
             address = DaemonAddress(settings.index)
             stack.callback(address.leave)

@@ -88,7 +88,8 @@ def inherited(profile: Profile, view: IVFIndex, parents: I64) -> Profile:
         "inherited": {"from": profile.index_fingerprint, "profile": profile.id, "share_newer": round(newer, 6)},
     }
     if "codes" in notes:
-        notes["codes"] = {**notes["codes"], "of": view.rows.fingerprint}
+        known = {"row_bytes": int(view.rows.list_bytes.sum())} if "row_bytes" in notes["codes"] else {}
+        notes["codes"] = {**notes["codes"], **known, "of": view.rows.fingerprint}
     return replace(
         profile,
         id=None,

@@ -89,7 +89,8 @@ def request_next(
         ProfileError: there is no profile, or it is not stored. And as :func:`plan_index`.
     """
     if current is None:
-        profile = store.load_profile(index_fingerprint=ivf.fingerprint)
+        here = hardware_info().fingerprint
+        profile = store.load_profile(index_fingerprint=ivf.fingerprint, hardware_fingerprint=here)
     else:
         profile = current.analysis.profile
     if profile.id is None:

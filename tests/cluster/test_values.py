@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import hybridindex.cluster as hc
 from hybridindex.cluster import NodeOptions, ray_actors
 from hybridindex.cluster.local_ray import read_local, stop_local
+from hybridindex.cluster.reach import client_of
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, hold_state, read_state, write_state
 from hybridindex.errors import CorruptIndexError, InvalidInputError, ServiceError
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
@@ -148,7 +149,7 @@ def test_a_ray_that_has_ended_is_forgotten_and_nothing_else_is_killed(tmp_path):
     """As after a restart of the machine, where another process has its id."""
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        left = {"address": "127.0.0.2:1", "token": "t", "pid": other.pid, "folder": str(tmp_path / "hix")}
+        left = {"address": "127.0.0.2:1", "token": "t", "pid": other.pid, "folder": "/tmp/hix-0123456789ab"}
         (tmp_path / "ray.json").write_text(json.dumps({**left, "host": socket.gethostname()}))
         assert not read_local(tmp_path).runs()
         stop_local(tmp_path)
@@ -160,6 +161,28 @@ def test_a_ray_that_has_ended_is_forgotten_and_nothing_else_is_killed(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("wrong", [{"folder": "/home/somebody"}, {"folder": "/tmp/hix-0123456789ab/.."}, {"pid": 1}])
+def test_nothing_is_removed_or_ended_that_an_index_from_somebody_else_names(tmp_path, wrong):
+    left = {"address": "a:1", "token": "t", "pid": 1 << 30, "folder": "/tmp/hix-0123456789ab", **wrong}
+    (tmp_path / "ray.json").write_text(json.dumps({**left, "host": socket.gethostname()}))
+    with pytest.raises(CorruptIndexError, match="none of ours"):
+        stop_local(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["copied", "writable"])
+def test_keys_are_shown_to_nobody_that_a_copied_or_shared_folder_names(tmp_path, what, monkeypatch):
+    index = tmp_path / "idx"
+    (index / "cluster").mkdir(parents=True)
+    node = NodeEntry(name="node-0", url="http://127.0.0.1:1", memory_bytes=1)
+    of = tmp_path / "other" if what == "copied" else index
+    write_state(index / "cluster", ClusterState(cluster="x", index=str(of), request=ClusterRequest(), nodes=(node,)))
+    if what == "writable":
+        (index / "cluster" / "cluster.json").chmod(0o666)
+    monkeypatch.setattr("hybridindex.cluster.reach.Client", None)  # nobody is asked
+    with pytest.raises(InvalidInputError, match="copy of it" if what == "copied" else "others may write"):
+        client_of(index, key="secret")
 
 
 def test_somebody_elses_ray_is_not_asked_for_a_cluster_that_was_not_started(tmp_path, monkeypatch):

@@ -26,6 +26,8 @@ _WORDS = 200
 _READER = 1
 _PARQUET_ROWS = 1024
 _HEADING = re.compile(r"#{1,6}\s")
+#: What begins a tag, and no comment, and has no end before the next one begins.
+_ENDLESS_TAG = re.compile(r"<(?!!--)(?=[^<>]*(?:<|\Z))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]
 
 def _chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
     if isinstance(source, GivenText):
-        text = _text_of(source.text) if source.kind == "html" else source.text
+        text = _text_of(source.text, source.name) if source.kind == "html" else source.text
         yield from _of_text(source, text, reading.words or _WORDS, dict(source.metadata))
         return
     try:
@@ -110,7 +112,7 @@ def _chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
             yield from _of_pages(source, reading.words or _WORDS)
         else:
             text = filesystem.read_text(source.path, encoding="utf-8-sig")
-            text = _text_of(text) if source.kind == "html" else text
+            text = _text_of(text, source.name) if source.kind == "html" else text
             yield from _of_text(source, text, reading.words or _WORDS, {})
     except (FileError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"texts {source.name!r} cannot be read: {error}") from error
@@ -259,8 +261,14 @@ class _Text(html.parser.HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
 
-def _text_of(page: str) -> str:
+def _text_of(page: str, name: str) -> str:
+    # Python's parser looks for the ends of tags and comments that have none again and again.
+    last = page.rfind("-->")
+    page = page[: last + 1] + page[last + 1 :].replace("<!--", "")
     reader = _Text()
-    reader.feed(page)
-    reader.close()
+    try:
+        reader.feed(_ENDLESS_TAG.sub("&lt;", page))
+        reader.close()
+    except (AssertionError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"texts {name!r} cannot be read as HTML: {error}") from error
     return "".join(reader.parts)

@@ -33,8 +33,8 @@ class OriginPolicy:
         """Accepts requests of our own page, and of clients that are not browsers.
 
         Raises:
-            ProblemError: 403, a page of another site asks for a change. 421, without keys: Host is no address of this
-                daemon, as after DNS rebinding.
+            ProblemError: 403, a page of another site asks for a change, or, without keys, for anything. 421, without
+                keys: Host is no address of this daemon, as after DNS rebinding.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         # A unix socket has no port, and browsers cannot reach it.
@@ -43,9 +43,11 @@ class OriginPolicy:
         if not self._keyed and over_tcp and host and not self._is_ours(_without_port(host)):
             detail = f"Host is {host[:100]!r}; expected localhost or a loopback address, as this daemon asks for no key"
             raise ProblemError(Problem(421, "misdirected", "Misdirected request", detail, "Host"))
-        if scope["method"] in _READING:
+        reads, site = scope["method"] in _READING, headers.get(b"sec-fetch-site")
+        # A foreign page has no key. Where none is needed, others may let it read what we answer, as vLLM's CORS does;
+        # whoever follows a link reads it alone.
+        if reads and (self._keyed or headers.get(b"sec-fetch-mode") == b"navigate"):
             return
-        site = headers.get(b"sec-fetch-site")
         if site is not None:
             foreign = site not in (b"same-origin", b"none")
         else:
@@ -53,7 +55,12 @@ class OriginPolicy:
             foreign = origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host
         if foreign:
             raise ProblemError(
-                Problem(403, "cross-site", "Forbidden", "a page of another site asked for a change; it may not")
+                Problem(
+                    403,
+                    "cross-site",
+                    "Forbidden",
+                    f"a page of another site {'reads without a key' if reads else 'asked for a change'}; it may not",
+                )
             )
 
     def _is_ours(self, name: str) -> bool:

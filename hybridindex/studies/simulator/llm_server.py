@@ -213,8 +213,8 @@ class _Engine:
         server = self._server
         step = server.step_s + len(active) * server.step_per_sequence_s
         count = active[0][0] - steps
-        if self.now < comes < self.now + count * step and len(active) < server.max_sequences:
-            factor = self._factors[min(int(self.now), len(self._factors) - 1)]
+        factor = self._factors[min(int(self.now), len(self._factors) - 1)]
+        if self.now < comes < self.now + count * step * factor and len(active) < server.max_sequences:
             count = min(count, max(1, math.ceil((comes - self.now) / (step * factor))))
         self._pass(count * step)
         return count
