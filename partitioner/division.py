@@ -107,7 +107,7 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
     """
     request = request.within(budgets)
     configured = analysis.configured(
-        page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+        page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
     )
     problem = problem_of(configured, request)
     paths = problem.paths if request.coverage is None else problem.paths[:1]

@@ -91,7 +91,7 @@ class Plan(Decision):
         rows = np.asarray(arrays["resident_rows"], dtype=np.int64)
         base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
         configured = base.configured(
-            page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+            page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
         )
         errors = data.pop("host_model_errors")
         return cls(
@@ -131,7 +131,7 @@ def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | No
     base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
     return _decide(
         base.configured(
-            page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+            page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
         ),
         request,
     )

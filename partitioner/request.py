@@ -198,6 +198,11 @@ class PlanRequest:
         pairs = zip(self.budgets, self.scratch, strict=True)
         return tuple(max(0, budget - scratch) // page_bytes for budget, scratch in pairs)
 
+    @property
+    def n_with_room(self) -> int:
+        """Devices that can hold a list, 1 at least: among these the work is shared."""
+        return max(1, sum(pages > 0 for pages in self.capacity_pages(self.page_bytes)))
+
     def to_data(self) -> dict[str, Any]:
         """JSON-able."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

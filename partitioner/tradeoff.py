@@ -65,7 +65,7 @@ class Tradeoff:
 def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]) -> list[SloPoint]:
     """Solve ``request`` again for each SLO; everything else stays."""
     configured = analysis.configured(
-        page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+        page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
     )
     problem = problem_of(configured, request)
     spent_s = request.slo_ms / 1e3 - request.search_slo_s

@@ -319,6 +319,29 @@ def test_device_time_is_shared_by_devices() -> None:
     assert four.predicted_latency_ms(16) < one.predicted_latency_ms(16)
 
 
+def test_a_device_without_room_takes_no_time_from_others() -> None:
+    slow = analyse(make_profile(noise=0.02, device_per_byte_s=1.2e-9))
+    one = plan_for(slow, coverage=0.8, device_budget_bytes=64 * MIB)
+    two = plan_for(slow, coverage=0.8, device_budget_bytes=[64 * MIB, 0], n_devices=2)
+    assert two.list_device.tolist() == one.list_device.tolist()
+    assert two.predicted_latency_ms(16) == one.predicted_latency_ms(16)
+
+
+@pytest.mark.parametrize("budget", [3 * MIB, 4 * MIB, 5 * MIB])
+def test_the_nearest_slo_can_be_met_where_a_list_fits_no_device(budget: int) -> None:
+    """The solver adds up the pages of all devices."""
+    sizes = np.full(64, 300)
+    sizes[:2] = 9000
+    analysis = analyse(make_profile(nlist=64, list_sizes=sizes, skew=2.0, noise=0.01))
+    asked: dict[str, Any] = {"device_budget_bytes": budget, "n_devices": 4, "page_bytes": 4096}
+    plans = [plan_for(analysis, slo_ms=slo_ms, **asked) for slo_ms in (0.4, 0.6, 0.8, 1.0, 1.2, 1.6)]
+    named = [plan.nearest_slo_ms for plan in plans if plan.n_unplaced]
+    assert named
+    for nearest_ms in named:
+        assert nearest_ms is not None
+        assert plan_for(analysis, slo_ms=nearest_ms, **asked).feasible
+
+
 def test_a_codec_that_devices_cannot_scan_stays_on_the_host(analysis: Analysis) -> None:
     plan = make_plan(
         analysis.profile,
