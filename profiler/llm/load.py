@@ -123,8 +123,9 @@ class LLMRun:
     async def measure(self, path: Path | None) -> LLMMeasurement:
         request = self._request
         self._refuse_too_long()
-        identity = (self._server.url, self._model, self._kv_bytes, request.input_tokens, request.output_tokens)
-        kept = Checkpoint(path, repr(identity))
+        # The same URL is another server on another machine, which may share the disk.
+        where = (hardware_info().fingerprint, self._server.url, self._model, self._kv_bytes)
+        kept = Checkpoint(path, repr((*where, request.input_tokens, request.output_tokens)))
         await self._calibrate()
         levels = await self._levels(kept)
         # Plans need the steps; prompt lengths are only shown, and come last.
