@@ -14,8 +14,8 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Of the thread of a caller whose turn it is.
-        self._holder = 0
+        #: The thread of a caller whose turn it is.
+        self._holder: threading.Thread | None = None
         #: The engine thread has requests and waits for its turn: no caller goes before it.
         self._wanted = False
         #: The one caller's thread that may take the engine thread's place: OpenMP keeps a pool of threads for every
@@ -40,14 +40,14 @@ class Turn:
             self._lock.release()
             raise
         if taken:
-            self._holder = threading.get_ident()
+            self._holder = threading.current_thread()
         else:
             self._lock.release()
         return taken
 
     def held_here(self) -> bool:
         """Whether it is the turn of a caller, and that one asks: from a callback, which would wait for itself."""
-        return self._holder == threading.get_ident()
+        return self._holder is threading.current_thread()
 
     def acquire(self) -> None:
         """For good."""
@@ -55,7 +55,7 @@ class Turn:
 
     def release(self) -> None:
         """After :meth:`take`."""
-        self._holder = 0
+        self._holder = None
         self._lock.release()
 
     def _may_stand_in(self) -> bool:

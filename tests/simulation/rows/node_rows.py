@@ -18,7 +18,9 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index
 from hybridindex.router.remote.changes import CHANGED_PATH, KNOWN_WITHIN_S, PeerChanges
 from hybridindex.router.remote.remote_lists import RemoteLists
+from hybridindex.service.auth import Caller, Role
 from hybridindex.service.cluster.following import Following
+from hybridindex.service.http.middleware import CALLER
 from hybridindex.service.http.nodes.writes import NodeWrites
 from hybridindex.service.http.problems import problem_of
 from tests.simulation.virtual.scheduler import ViolationError
@@ -116,6 +118,8 @@ class NodeRows:
             self.acknowledged = max(self.acknowledged, known)
             return 200, str(known).encode()
         scope = {"type": "http", "method": "POST", "path": target, "query_string": b"", "headers": headers}
+        # Nodes and clients have one name here: an admin's key says that a change was forwarded.
+        scope[CALLER] = Caller(name="node", role=Role.ADMIN)
         self._n_open += 1
         try:
             return 200, await self._change(Request(scope, receive), body)
