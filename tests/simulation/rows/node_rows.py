@@ -117,7 +117,13 @@ class NodeRows:
             known = await asyncio.to_thread(self.know, int(target.partition("=")[2]))
             self.acknowledged = max(self.acknowledged, known)
             return 200, str(known).encode()
-        scope = {"type": "http", "method": "POST", "path": target, "query_string": b"", "headers": headers}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": target,
+            "query_string": b"",
+            "headers": headers,
+        }
         # Nodes and clients have one name here: an admin's key says that a change was forwarded.
         scope[CALLER] = Caller(name="node", role=Role.ADMIN)
         self._n_open += 1
