@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import httpx
@@ -14,6 +16,7 @@ from fastapi import FastAPI
 import hybridindex as hx
 from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, ServiceError
+from hybridindex.integrations import vllm_endpoint
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm_endpoint import PluginSettings, RouterPlugin, ServiceBesideLLM
 from hybridindex.service.auth import KeyFile
@@ -214,3 +217,14 @@ def test_a_device_that_vllm_filled_is_said_with_the_numbers_and_what_helps(envir
     assert "the host serves in its place" in words
     assert "4,321 are free" in words
     assert words.endswith("hybridindex vllm-args")
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o755, False), (0o660, True), (0o777, True)])
+def test_a_socket_of_vllm_that_others_may_write_to_needs_keys(tmp_path, mode, is_refused):
+    path = tmp_path / "vllm.sock"
+    vllm_endpoint._refuse_others(str(path))  # vLLM did not make it yet
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        path.chmod(mode)
+        with pytest.raises(InvalidInputError, match="umask 077") if is_refused else nullcontext():
+            vllm_endpoint._refuse_others(str(path))
