@@ -3,6 +3,8 @@
 It is no part of a search: nodes serve by the map that they got last, and find out by themselves who is away. A change
 is made in an order that never leaves a list without its holders: nodes take and verify their new lists, then all get
 the new map, then lists are given up that the map does not name. What fails before the new map is undone.
+
+Longer than other files: all of it changes one state, under one lock. Plans, moves, calls and watches are beside it.
 """
 
 from __future__ import annotations
@@ -499,9 +501,7 @@ class Manager:
             if map_ is None or at is None:
                 self._save(nodes=left)
             else:
-                before = np.uint64((1 << at) - 1)
-                holders = (map_.holders & before) | (map_.holders >> np.uint64(1) & ~before)
-                self._publish(tuple(node for node in map_.nodes if node.name != name), holders, entries=left)
+                self._publish(*map_.without(name), entries=left)
             with self._lock:
                 self._nodes.pop(name).stop(wait=False)
         finally:

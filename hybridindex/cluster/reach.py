@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import stat
 from pathlib import Path
 
 from hybridindex import filesystem
@@ -55,10 +54,10 @@ def client_of(
     state = read_state(folder)
     if state is None:
         return None
-    said = filesystem.stat(folder / STATE_FILE)
-    if said.st_uid not in (0, os.getuid()) or said.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    file = folder / STATE_FILE
+    if filesystem.stat(file).st_uid not in (0, os.getuid()) or filesystem.others_may_write(file):
         raise InvalidInputError(
-            f"{folder / STATE_FILE} belongs to another user, or others may write it; it says whom keys are shown to"
+            f"{file} belongs to another user, or others may write it; it says whom keys are shown to"
         )
     if os.path.realpath(state.index) != os.path.realpath(index):
         raise InvalidInputError(

@@ -32,6 +32,7 @@ __all__ = [
     "list_tree",
     "lstat",
     "make_folder",
+    "others_may_write",
     "performing",
     "readlink",
     "remove_folder",
@@ -116,6 +117,11 @@ def performing(name: str, path: StrPath, *, to: StrPath = "") -> Iterator[None]:
 def stat(path: StrPath) -> os.stat_result:
     with performing("stat", path):
         return os.stat(path)
+
+
+def others_may_write(path: StrPath) -> bool:
+    """Whether its mode lets more than its owner write it."""
+    return bool(stat(path).st_mode & 0o022)
 
 
 def lstat(path: StrPath) -> os.stat_result:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,7 +141,7 @@ class ServiceBesideLLM(Service):
 def _refuse_others(uds: str) -> None:
     """vLLM makes its socket with the rights that the umask leaves; without keys whoever may write to it is an admin."""
     with contextlib.suppress(MissingFileError):
-        if filesystem.stat(uds).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if filesystem.others_may_write(uds):
             raise InvalidInputError(
                 f"others may write to {uds}, and without keys everybody may do all; start vLLM with umask 077, or give "
                 "keys (HYBRIDINDEX_KEYS)"

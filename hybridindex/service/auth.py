@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import secrets
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -142,7 +141,7 @@ class KeyFile:
             InvalidInputError: missing, damaged, or others may write it.
         """
         try:
-            mode = filesystem.stat(self.path).st_mode
+            shared = filesystem.others_may_write(self.path)
             data = json.loads(filesystem.read_bytes(self.path))
             if data["version"] != _VERSION:
                 raise InvalidInputError(f"key_file {self.path} has version {data['version']}; {_VERSION} is known")
@@ -155,7 +154,7 @@ class KeyFile:
             raise InvalidInputError(
                 f"key_file {self.path} cannot be used ({error}); expected what keys add made"
             ) from None
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if shared:
             raise InvalidInputError(f"key_file {self.path} may be written by others; expected mode 600")
         return keys
 

@@ -104,6 +104,15 @@ class ClusterMap:
         """(nlist,) lists of a node."""
         return (self.holders >> np.uint64(node) & np.uint64(1)).astype(np.bool_)
 
+    def without(self, name: str) -> tuple[tuple[MapNode, ...], U64]:
+        """The nodes but for one that holds nothing, and the (nlist,) holders among these."""
+        at = self.index_of(name)
+        assert at is not None
+        assert not self.held_by(at).any()
+        before = np.uint64((1 << at) - 1)
+        nodes = tuple(node for node in self.nodes if node.name != name)
+        return nodes, (self.holders & before) | (self.holders >> np.uint64(1) & ~before)
+
     def to_json(self) -> str:
         nodes = [
             {"name": node.name, "url": node.url, "serving": node.serving, "lists": ranges_of(self.held_by(i))}

@@ -145,6 +145,21 @@ def test_nodes_that_others_could_reach_need_a_certificate(values, words, tmp_pat
         NodeOptions(**{"memory_bytes": 1, "data": tmp_path, **values})
 
 
+def test_a_map_without_a_node_says_the_same_of_all_others():
+    rng = np.random.default_rng(0)
+    nodes = tuple(MapNode(name=f"n{i}", url=f"http://h:{i + 1}") for i in range(64))
+    for at in (0, 5, 63):
+        holders = rng.integers(0, 1 << 63, 50, dtype=np.uint64, endpoint=True) & ~np.uint64(1 << at)
+        map_ = ClusterMap(
+            cluster="c", version=1, fingerprint="f", generation=1, nodes=nodes, holders=holders, replicas=1
+        )
+        left, among = map_.without(f"n{at}")
+        assert [node.name for node in left] == [node.name for i, node in enumerate(nodes) if i != at]
+        after = ClusterMap(cluster="c", version=2, fingerprint="f", generation=1, nodes=left, holders=among, replicas=1)
+        for i, node in enumerate(left):
+            np.testing.assert_array_equal(after.held_by(i), map_.held_by(map_.index_of(node.name)))
+
+
 def test_a_ray_that_has_ended_is_forgotten_and_nothing_else_is_killed(tmp_path):
     """As after a restart of the machine, where another process has its id."""
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)

@@ -12,7 +12,6 @@ import pytest
 import hybridindex as hx
 from hybridindex.config import RouterConfig
 from hybridindex.errors import (
-    DeviceError,
     InvalidInputError,
     OutOfBudgetError,
     OverloadedError,
@@ -341,42 +340,29 @@ def test_clients_do_not_get_an_index_that_they_cannot_ask(service, index_path, q
     assert (search(service, queries).ids < SECOND).all()
 
 
-def test_a_device_that_cannot_be_opened_leaves_the_new_generation_on_the_host(
-    service, index_path, queries, monkeypatch
-):
+@pytest.mark.parametrize("what", ["opened", "warmed up"])
+def test_a_device_that_fails_leaves_the_new_generation_on_the_host(service, index_path, queries, monkeypatch, what):
+    """The same index serves there, whose router with devices is given up."""
     replace_by_the_same(index_path)
+    warm_up = reload.warm_up
 
     def refuse(*_):
         raise OutOfBudgetError("somebody took the memory")
+
+    def fail(router, *args, **options):
+        return refuse() if router.devices else warm_up(router, *args, **options)
 
     def full(_number):
         raise OSError("no room for the address file")
 
     service.generations.on_generation.append(full)
-    monkeypatch.setattr(service.generations, "_open_devices", refuse)
+    if what == "opened":
+        monkeypatch.setattr(service.generations, "_open_devices", refuse)
+    else:
+        monkeypatch.setattr(reload, "warm_up", fail)
     answer = service.reload()
     assert (answer["reloaded"], answer["generation"]) == (True, 2)
     assert "somebody took the memory" in answer["note"]
-    assert len(search(service, queries).ids) == len(queries)
-    monkeypatch.undo()
-    assert service.reload()["note"] is None
-    assert service.router.residency.n_resident > 0
-
-
-def test_devices_that_could_not_be_warmed_up_close_nothing_that_serves(service, index_path, queries, monkeypatch):
-    """It is the same index that serves on the host, and goes on."""
-    replace_by_the_same(index_path)
-    warm_up = reload.warm_up
-
-    def fail(router, *args, **options):
-        if router.devices:
-            raise DeviceError("it broke")
-        return warm_up(router, *args, **options)
-
-    monkeypatch.setattr(reload, "warm_up", fail)
-    answer = service.reload()
-    assert (answer["reloaded"], answer["generation"]) == (True, 2)
-    assert "the host serves" in answer["note"]
     assert len(search(service, queries).ids) == len(queries)
     monkeypatch.undo()
     assert service.reload()["note"] is None

@@ -215,10 +215,7 @@ class RowFilters:
             table = added.attributes.table(kinds)
             # Part by part: an array counts its bytes by 32 bits.
             matches = [
-                matching(
-                    wanted.where,
-                    dict(zip(part.schema.names, part.columns, strict=True)),
-                )
+                matching(wanted.where, dict(zip(part.schema.names, part.columns, strict=True)))
                 for part in table.to_batches()
             ]
             left &= np.concatenate([np.empty(0, dtype=np.bool_), *matches])[added.numbers]

@@ -4,8 +4,7 @@ First the log, then one reference: a change is on disk before any search sees it
 nothing. Indexes that one process has open of the same generation share this, so each sees what any of them wrote when
 the call returns. Of other processes' changes it learns within :data:`LOOK_AGAIN_S`.
 
-A generation that was compacted into another one takes no changes any more, and follows the other: whoever still
-searches it sees what is written there.
+A generation that was compacted into another one takes no more changes: who searches it sees those of the other one.
 """
 
 from __future__ import annotations
@@ -366,7 +365,7 @@ class LiveStore:
             self._log_state = None
             self._place = self.file.rewrite(state, number)
             self._is_doubtful, self._on_disk = False, number
-        self._start_with(state, self._state.added.largest_id)
+        self._start_with(state, largest_id=self._state.added.largest_id)
         self._note_state()
 
     def _changes(self) -> list[Change]:
@@ -470,12 +469,11 @@ class LiveStore:
         for follower in list(self._followers):
             self._try_to_tell(follower, found)
 
-    def _start_with(self, changes: Sequence[Change], largest_id: int = -1) -> None:
-        """``largest_id``: of rows that came and are gone, too."""
+    def _start_with(self, changes: Sequence[Change], *, largest_id: int = -1) -> None:
         fresh = LiveState(*self._shape, keep_max=self._keep_max)
         for change in changes:
             fresh.apply(change)
-        fresh.added.largest_id = max(fresh.added.largest_id, largest_id)
+        fresh.added.largest_id = max(fresh.added.largest_id, largest_id)  # of rows that are gone, too
         self._state = fresh
         self._publish()
 
