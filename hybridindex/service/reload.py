@@ -467,8 +467,8 @@ class Generations:
             if serving.refresher is not None:
                 try:
                     serving.refresher.start()
-                except StoreError as error:
-                    _log.error("the plan is not recorded as the one that serves; that is tried again: %s", error)
+                except StoreError:
+                    _log.exception("the plan serves; that it does could not be recorded")
         except BaseException:
             close_serving(serving, index=False)  # it serves on, without devices
             raise

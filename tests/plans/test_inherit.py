@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
+from hybridindex.partitioner.models.rows import row_bytes_of
 from hybridindex.plans.inherit import inherited, parents_of, share_newer
 from hybridindex.store.control import ControlStore
 from tests.clustered import NLIST, clustered
@@ -76,9 +77,10 @@ def test_what_was_never_profiled_inherits_nothing(index):
 
 def test_profiles_of_codes_have_heirs_too(tmp_path):
     with hx.build(clustered(N, seed=1), tmp_path / "i", nlist=NLIST, metric="l2", bits=1) as index:
-        profiled(index, precision="codes")
+        profile = profiled(index, precision="codes")
         index.add(clustered(300, seed=5))
         index.compact()
         plan = index.plan(slo_ms=50, device_budget_bytes=1 << 20, coverage=0.3, precision="codes")
         assert plan.analysis.profile.bits == 1
+        assert row_bytes_of(plan.analysis.profile) == row_bytes_of(profile) == 4 * index.dim
         assert plan.index_fingerprint == index.ivf.by_codes().fingerprint

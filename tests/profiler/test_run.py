@@ -209,3 +209,20 @@ def test_a_missing_device_is_named_before_anything_is_measured(index, queries):
 def test_one_query_alone_is_refused_by_its_shape(index, queries):
     with pytest.raises(InvalidInputError, match=r"queries has shape \(24,\), one query; expected \(n, 24\)"):
         profiled(index, queries[0], **QUICK)
+
+
+def test_a_checkpoint_of_other_threads_is_not_used(index, queries, tmp_path, monkeypatch):
+    """Times of one thread would stand in a profile of two."""
+    path = tmp_path / "checkpoint"
+
+    def interrupt(name, done, total):
+        if name == "host" and (done, total) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profiled(index, queries, checkpoint=path, progress=interrupt, **QUICK)
+    timed = []
+    time_host = run_module.time_host
+    monkeypatch.setattr(run_module, "time_host", lambda *a, **o: timed.append(1) or time_host(*a, **o))
+    profiled(index, queries, checkpoint=path, **{**QUICK, "threads": 2})
+    assert timed
