@@ -212,14 +212,17 @@ class RouterPlugin:
         await self._stack.aclose()
 
     async def _serve(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Removes the prefix: our application checks roles by its own paths."""
+        """Removes the prefix: our application checks roles by its own paths.
+
+        With ``--root-path``, a proxy may have removed that root before, or left it.
+        """
         if scope["type"] != "http":
             return
         if self._app is None:
             await send_problem(Problem(503, "not-ready", "Not ready", "the router is not open"), "", send)
             return
-        root = scope.get("root_path", "")
-        path = scope["path"].removeprefix(root) or "/"
+        root, whole = scope.get("root_path", ""), scope["path"]
+        path = whole.removeprefix(root if whole.startswith(root) else PREFIX) or "/"
         await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
 
 

@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 def inherit_profiles(ivf: IVFIndex, store: ControlStore) -> list[int]:
-    """Stores profiles for an index that has none and was compacted from one that has; their ids.
+    """Stores profiles for an index that has none and was compacted from one that has, the newest of each machine; their
+    ids.
 
     Raises:
         StoreError: the control store cannot be read or written.
@@ -43,12 +44,12 @@ def inherit_profiles(ivf: IVFIndex, store: ControlStore) -> list[int]:
         else:
             bits = None if ivf.rabitq is None else ivf.rabitq.spec.bits
             found = [each for each in store.list_profiles(codes_of=before) if each.codec == f"rabitq{bits}"]
-        if found:
-            profile = inherited(store.load_profile(found[-1].id), view, parents_of(ivf))
-            saved = store.save_profile(profile)
+        newest = {each.hardware_fingerprint: each for each in found}  # of each machine; they come oldest first
+        for each in sorted(newest.values(), key=lambda one: one.id):
+            saved = store.save_profile(inherited(store.load_profile(each.id), view, parents_of(ivf)))
             assert saved.id is not None
             made.append(saved.id)
-            _log.info("profile %d, of generation %d, is heir of profile %d", saved.id, ivf.generation, found[-1].id)
+            _log.info("profile %d, of generation %d, is heir of profile %d", saved.id, ivf.generation, each.id)
     return made
 
 

@@ -1,7 +1,8 @@
 """The schedule of updates: rows of the control store, checked and turned into APScheduler triggers.
 
-A row names an interval in seconds or a cron line. A refresher reads the rows when it starts; APScheduler stores none.
-Times are UTC.
+A row names an interval in seconds or a cron line, which means what it means to cron: 0 and 7 are Sunday, and where day
+of month and day of week are both given, either is enough. A refresher reads the rows when it starts; APScheduler stores
+none. Times are UTC.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ ACTIONS = ("update",)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SPEC = 200
 _MIN_S, _MAX_S = 1.0, 366 * 86_400.0
+#: By their numbers in a cron line; APScheduler's begin with Monday.
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAYS_OF_WEEK = re.compile(r"(?:(?P<first>[0-7])(?:-(?P<last>[0-7]))?|\*)(?:/(?P<step>[1-9]\d?))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,6 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
         MissingDependencyError: APScheduler is not installed.
     """
     try:
-        from apscheduler.triggers.cron import CronTrigger
         from apscheduler.triggers.interval import IntervalTrigger
     except ImportError as error:
         raise MissingDependencyError(
@@ -83,7 +86,7 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
             raise wrong(field, "a time in UTC that is over, in ISO 8601")
     if entry.kind == "cron":
         try:
-            trigger = CronTrigger.from_crontab(entry.spec, timezone=UTC)
+            trigger = _cron_trigger(entry.spec)
         except (ValueError, TypeError) as error:
             raise wrong("spec", f"a cron line such as '0 3 * * *' ({error})") from error
         if trigger.get_next_fire_time(None, now) is None:
@@ -97,6 +100,40 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
         raise wrong("spec", f"seconds, {_MIN_S:g} to {_MAX_S:g}")
     first = None if since is None else max(now, since + timedelta(seconds=seconds))
     return Timetable(entry=entry, trigger=IntervalTrigger(seconds=seconds, timezone=UTC), first=first)
+
+
+def _cron_trigger(spec: str) -> BaseTrigger:
+    """
+    Raises:
+        ValueError, TypeError: it is no cron line.
+    """
+    from apscheduler.triggers.combining import OrTrigger
+    from apscheduler.triggers.cron import CronTrigger
+
+    fields = spec.split()
+    if len(fields) != 5:
+        raise ValueError(f"{len(fields)} fields, not 5")
+    *time, day, month, weekday = fields
+    weekday = ",".join(_days_named(part) for part in weekday.lower().split(","))
+    either = not day.startswith("*") and not fields[4].startswith("*")
+    days = [(day, "*"), ("*", weekday)] if either else [(day, weekday)]
+    lines = [" ".join((*time, of_month, month, of_week)) for of_month, of_week in days]
+    triggers = [CronTrigger.from_crontab(line, timezone=UTC) for line in lines]
+    return OrTrigger(triggers) if either else triggers[0]
+
+
+def _days_named(part: str) -> str:
+    """A part of a day-of-week field, with names of days for numbers; names and what is wrong stay as they are."""
+    if part == "*" or not re.search(r"\d", part):
+        return part
+    found = _DAYS_OF_WEEK.fullmatch(part)
+    if found is None or (found["first"] and found["step"] and not found["last"]):
+        raise ValueError(f"day of week {part!r}; 0 to 7 (0 and 7: Sunday), '1-5', '*/2' or names such as 'mon-fri'")
+    first = int(found["first"] or 0)
+    last = int(found["last"] or found["first"] or 6)
+    if first > last:
+        raise ValueError(f"day of week {part!r} ends before it begins")
+    return ",".join(dict.fromkeys(_WEEKDAYS[first : last + 1 : int(found["step"] or 1)]))
 
 
 def _past(text: str, now: datetime) -> datetime | None:

@@ -45,11 +45,14 @@ def environment(index_path, monkeypatch):
     return monkeypatch
 
 
-def served(check: Callable[[httpx.AsyncClient, RouterPlugin], Awaitable[None]], args: Namespace = LOCAL) -> None:
+def served(
+    check: Callable[[httpx.AsyncClient, RouterPlugin], Awaitable[None]], args: Namespace = LOCAL, root_path: str = ""
+) -> None:
     """Runs ``check`` with a client of an application that has the plugin, started and ended as vLLM does."""
 
     async def run() -> None:
         app, plugin = FastAPI(), RouterPlugin()
+        app.root_path = root_path  # as vLLM sets it
         app.add_api_route("/health", lambda: "fine")
         plugin.attach_router(app)
         transport = httpx.ASGITransport(app)
@@ -80,6 +83,15 @@ def test_routes_are_below_the_prefix_and_vllms_stay(environment, index_path) -> 
     served(check)
     assert not (index_path / "daemon.json").exists()
     assert not ENGINE_LOAD.wanted
+
+
+@pytest.mark.parametrize("sent", ["/hybridindex/livez", "/llm/hybridindex/livez"], ids=["proxy removes", "proxy keeps"])
+def test_routes_are_there_below_a_root_path(environment, sent) -> None:
+    async def check(http: httpx.AsyncClient, _plugin: RouterPlugin) -> None:
+        assert (await http.get(sent)).status_code == 200
+        assert (await http.get(sent.replace("livez", "nothing"))).status_code == 404
+
+    served(check, root_path="/llm")
 
 
 def test_roles_hold_below_the_prefix(environment, tmp_path) -> None:

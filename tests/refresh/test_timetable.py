@@ -50,6 +50,37 @@ def test_a_cron_line_is_read_in_utc():
 
 
 @pytest.mark.parametrize(
+    ("days", "expected"),
+    [
+        ("* * 0", "Sun"),
+        ("* * 7", "Sun"),
+        ("* * 1-5", "Mon Tue Wed Thu Fri"),
+        ("* * 0-2", "Sun Mon Tue"),
+        ("* * 5-7", "Fri Sat Sun"),
+        ("* * */2", "Sun Tue Thu Sat"),
+        ("* * 1-5/2", "Mon Wed Fri"),
+        ("* * 1,sat", "Mon Sat"),
+        ("* * MON-FRI", "Mon Tue Wed Thu Fri"),
+    ],
+)
+def test_days_of_the_week_are_those_of_cron(days, expected):
+    trigger = timetable_of(dataclasses.replace(NIGHTLY, spec=f"0 3 {days}"), NOW).trigger
+    at, found = NOW, set()
+    for _ in range(14):
+        at = trigger.get_next_fire_time(at, at + timedelta(seconds=1))
+        found.add(f"{at:%a}")
+    assert found == set(expected.split())
+
+
+def test_either_of_two_days_is_enough():
+    trigger = timetable_of(dataclasses.replace(NIGHTLY, spec="0 3 10 * fri"), NOW).trigger
+    first = trigger.get_next_fire_time(None, NOW)
+    second = trigger.get_next_fire_time(first, first + timedelta(seconds=1))
+    third = trigger.get_next_fire_time(second, second + timedelta(seconds=1))
+    assert [each.day for each in (first, second, third)] == [6, 10, 13]  # two Fridays, and the tenth between them
+
+
+@pytest.mark.parametrize(
     ("field", "value", "kind"),
     [
         ("name", "", "interval"),
@@ -62,6 +93,10 @@ def test_a_cron_line_is_read_in_utc():
         ("spec", "1e99", "interval"),
         ("spec", "61 3 * * *", "cron"),
         ("spec", "0 3", "cron"),
+        ("spec", "0 3 * * 8", "cron"),
+        ("spec", "0 3 * * 5-1", "cron"),
+        ("spec", "0 3 * * 1/2", "cron"),
+        ("spec", "0 3 * * mon-5", "cron"),
         ("spec", "0 3 30 2 *", "cron"),
         ("spec", "*" * 201, "cron"),
         ("last_run_at", "yesterday", "interval"),
