@@ -231,7 +231,7 @@ def test_no_lists_no_queries_no_probes():
 
 
 _FORK = """
-import os, sys
+import os, sys, threading
 import numpy as np
 from hybridindex import _native
 from tests.native.lists import make_lists, make_probes, make_queries, scan
@@ -242,11 +242,16 @@ queries, probes = make_queries(rng, 30, 32), make_probes(rng, 30, 2, 3)
 pool, scanner = _native.ThreadPool(2), lists.scanner("ip")
 before = scan(scanner, queries, probes, 7, pool)
 child = os.fork()
+if child == 0:  # new threads, which may have the handles of those that the parent had
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    other = _native.ThreadPool(2)
 reported = []
 after = scan(scanner, queries, probes, 7, pool, on_done=reported.extend)
 same = all(np.array_equal(a, b) for a, b in zip(before, after)) and sorted(reported) == list(range(30))
 del pool
 if child == 0:
+    same &= all(map(np.array_equal, scan(scanner, queries, probes, 7, other), before))
+    del other
     os._exit(0 if same else 3)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 sys.exit(status if status else not same)
@@ -258,7 +263,7 @@ def test_a_child_process_scans_alone_and_lets_go_of_the_pool():
 
 
 _STUCK = """
-import ctypes, gc, os, signal, sys
+import ctypes, gc, os, signal, sys, threading
 import numpy as np
 from hybridindex import _native
 from tests.native.lists import make_lists, make_queries, scan
@@ -321,11 +326,20 @@ for turn in range(6):
     again = scan(scanner, queries, probes, 100, pool, **some_filter())
     for got, want in zip((*answer, *of_one, *again), (*expected, *expected_of_one, *expected)):
         np.testing.assert_array_equal(got, want)
-    stop_or_go(signal.SIGUSR2, False)
     if inside == 2:
         break
+    stop_or_go(signal.SIGUSR2, False)
 assert inside, "the helper was never at work when it was stopped"
-del scanner, pool
+
+# The end of a scanner waits for it, and not with the interpreter: a thread that needs that lets the helper go on.
+sys.setswitchinterval(100)
+ends = threading.Event()
+other = threading.Thread(target=lambda: (ends.wait(), stop_or_go(signal.SIGUSR2, False)))
+other.start()
+ends.set()
+del scanner
+other.join()
+del pool
 """
 
 

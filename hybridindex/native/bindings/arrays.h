@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,6 +34,27 @@ public:
 
 private:
     std::optional<nanobind::gil_scoped_release> released_;
+};
+
+// A T whose end waits for threads that may have lost their cores: others have the interpreter meanwhile.
+template <typename T>
+class EndsUnlocked {
+public:
+    template <typename... Args>
+    explicit EndsUnlocked(Args&&... args) : held_(std::make_unique<T>(std::forward<Args>(args)...)) {}
+    ~EndsUnlocked() {
+        const nanobind::gil_scoped_release release;
+        held_.reset();
+    }
+    EndsUnlocked(const EndsUnlocked&) = delete;
+    EndsUnlocked(EndsUnlocked&&) = delete;
+    EndsUnlocked& operator=(const EndsUnlocked&) = delete;
+
+    T* operator->() { return held_.get(); }
+    const T* operator->() const { return held_.get(); }
+
+private:
+    std::unique_ptr<T> held_;
 };
 
 // Hands a vector's memory to numpy without a copy.

@@ -21,31 +21,31 @@ public:
         : quantizer_(centroids.data(), checked(length(centroids, 0), std::numeric_limits<std::int32_t>::max(), "nlist"),
                      checked(length(centroids, 1), 1 << 20, "dim"), keep_max, kernels_for(kernels)) {}
 
-    const char* kernels() const { return quantizer_.kernels().name; }
+    const char* kernels() const { return quantizer_->kernels().name; }
 
     void quantize(In<float, 2> queries, InOut<std::int64_t, 2> probes, InOut<float, 2> distances, ThreadPool* pool) {
         const std::int64_t n = length(queries, 0), p = length(probes, 1);
-        if (length(queries, 1) != quantizer_.dim())
-            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_.dim()) + ")");
+        if (length(queries, 1) != quantizer_->dim())
+            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_->dim()) + ")");
         if (length(probes, 0) != n || length(distances, 0) != n || length(distances, 1) != p)
             throw std::invalid_argument("queries, probes and distances must agree on n and p");
-        checked(p, quantizer_.nlist(), "p");
+        checked(p, quantizer_->nlist(), "p");
         const nb::gil_scoped_release release;
-        quantizer_.quantize(queries.data(), n, p, probes.data(), distances.data(), pool != nullptr ? *pool : nobody_);
+        quantizer_->quantize(queries.data(), n, p, probes.data(), distances.data(), pool != nullptr ? *pool : nobody_);
     }
 
     void nearest_of(In<float, 2> queries, In<std::int32_t, 2> candidates, In<float, 1> farthest,
                     InOut<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<bool, 1> settled) {
         const std::int64_t n = length(queries, 0), m = length(candidates, 1), p = length(probes, 1);
-        if (length(queries, 1) != quantizer_.dim())
-            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_.dim()) + ")");
+        if (length(queries, 1) != quantizer_->dim())
+            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_->dim()) + ")");
         if (length(probes, 0) != n || length(distances, 0) != n || length(distances, 1) != p || length(candidates, 0) != n ||
             length(farthest, 0) != n || length(settled, 0) != n)
             throw std::invalid_argument("queries, candidates, farthest, probes, distances and settled must agree on n and p");
-        checked(m, quantizer_.nlist(), "candidates");
+        checked(m, quantizer_->nlist(), "candidates");
         checked(p, m, "p");
         const nb::gil_scoped_release release;
-        quantizer_.nearest_of(queries.data(), n, p, candidates.data(), m, farthest.data(), probes.data(), distances.data(),
+        quantizer_->nearest_of(queries.data(), n, p, candidates.data(), m, farthest.data(), probes.data(), distances.data(),
                               settled.data());
     }
 
@@ -57,7 +57,7 @@ private:
         return value;
     }
 
-    CoarseQuantizer quantizer_;
+    EndsUnlocked<CoarseQuantizer> quantizer_;
     ThreadPool nobody_{0};
 };
 

@@ -37,6 +37,16 @@ const BlockKernels& kernels_for(const std::string& name) {
 
 namespace {
 
+// Its end joins the helpers.
+class PyThreadPool : public ThreadPool {
+public:
+    using ThreadPool::ThreadPool;
+    ~PyThreadPool() {
+        const nb::gil_scoped_release release;
+        stop();
+    }
+};
+
 class PyListScanner {
 public:
     PyListScanner(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
@@ -46,7 +56,7 @@ public:
                  apart),
           scanner_(lists_.table, keep_max, kernels_for(kernels)) {}
 
-    const char* kernels() const { return scanner_.kernels().name; }
+    const char* kernels() const { return scanner_->kernels().name; }
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
               ThreadPool& pool, std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
@@ -56,20 +66,20 @@ public:
                                   std::move(mask), std::move(first_rows), lists_.table.extents, lists_.table.nlist);
         task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
-        scanner_.scan(task, pool);
+        scanner_->scan(task, pool);
     }
 
     void prepare(In<std::int64_t, 1> lists) {
         const std::int64_t n = static_cast<std::int64_t>(lists.shape(0));
         const nb::gil_scoped_release release;
-        scanner_.prepare(lists.data(), n);
+        scanner_->prepare(lists.data(), n);
     }
 
-    void forget(In<std::int64_t, 1> lists) { scanner_.forget(lists.data(), static_cast<std::int64_t>(lists.shape(0))); }
+    void forget(In<std::int64_t, 1> lists) { scanner_->forget(lists.data(), static_cast<std::int64_t>(lists.shape(0))); }
 
 private:
     LentLists lists_;
-    ListScanner scanner_;
+    EndsUnlocked<ListScanner> scanner_;
 };
 
 class PyRowReranker {
@@ -87,12 +97,12 @@ public:
         task.positions = positions.data();
         task.p = static_cast<std::int64_t>(positions.shape(1));
         const nb::gil_scoped_release release;
-        reranker_.rerank(task, pool);
+        reranker_->rerank(task, pool);
     }
 
 private:
     LentLists lists_;
-    RowReranker reranker_;
+    EndsUnlocked<RowReranker> reranker_;
 };
 
 class PyScatteredScanner {
@@ -114,12 +124,12 @@ public:
             take_answer(task, queries, lists_.table.codes.dim, positions, distances, ids);
         task.positions = positions.data();
         const nb::gil_scoped_release release;
-        scanner_.scan(task, pool);
+        scanner_->scan(task, pool);
     }
 
 private:
     LentLists lists_;
-    ScatteredScanner scanner_;
+    EndsUnlocked<ScatteredScanner> scanner_;
 };
 
 // Rows of lists in pages; the arrays of pages are those of a residency.
@@ -167,7 +177,8 @@ void products_of_pairs(In<float, 2> queries, In<float, 2> centroids, In<std::int
 }  // namespace
 
 void bind_list_scan(nb::module_& m) {
-    nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), nb::arg("n_helpers"));
+    nb::class_<ThreadPool>(m, "Threads");
+    nb::class_<PyThreadPool, ThreadPool>(m, "ThreadPool").def(nb::init<int>(), nb::arg("n_helpers"));
     nb::class_<PyListScanner>(m, "ListScanner")
         .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const std::string&, std::int64_t, In<float, 1>,
                       In<float, 1>, In<float, 2>, bool, const std::string&, bool>(),

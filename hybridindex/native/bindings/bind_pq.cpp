@@ -120,7 +120,7 @@ public:
         : data_(std::move(data)), extents_(std::move(extents)), centroids_(std::move(centroids)),
           scanner_(table(form.form()), form.kernels()) {}
 
-    const char* kernels() const { return scanner_.kernels().name; }
+    const char* kernels() const { return scanner_->kernels().name; }
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
               ThreadPool& pool, std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
@@ -130,15 +130,15 @@ public:
                                   std::move(first_rows), extents_.data(), length(extents_, 0));
         task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
-        scanner_.scan(task, pool);
+        scanner_->scan(task, pool);
     }
 
     void prepare(In<std::int64_t, 1> lists) {
         const nb::gil_scoped_release release;
-        scanner_.prepare(lists.data(), length(lists, 0));
+        scanner_->prepare(lists.data(), length(lists, 0));
     }
 
-    void forget(In<std::int64_t, 1> lists) { scanner_.forget(lists.data(), length(lists, 0)); }
+    void forget(In<std::int64_t, 1> lists) { scanner_->forget(lists.data(), length(lists, 0)); }
 
 private:
     PqTable table(const PqForm& form) {
@@ -154,7 +154,7 @@ private:
     In<std::int64_t, 2> extents_;
     In<float, 2> centroids_;
     std::int64_t dim_ = 0;
-    PqScanner scanner_;
+    EndsUnlocked<PqScanner> scanner_;
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ public:
           squares_(std::move(centroid_squares)), dim_(dim),
           scanner_(table(bits, f_scale, g_scale, l2), kernels_for(kernels), rabitq_kernels_for(kernels_for(kernels))) {}
 
-    const char* kernels() const { return scanner_.kernels().name; }
+    const char* kernels() const { return scanner_->kernels().name; }
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, In<float, 2> centre_products, InOut<float, 2> estimates,
               InOut<std::int64_t, 2> positions, ThreadPool& pool, nb::object on_done) {
@@ -60,7 +60,7 @@ public:
         task.p = static_cast<std::int64_t>(probes.shape(1));
         task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
-        scanner_.scan(task, pool);
+        scanner_->scan(task, pool);
     }
 
 private:
@@ -76,7 +76,7 @@ private:
     In<float, 2> signs_;
     In<float, 1> squares_;
     std::int64_t dim_;
-    CodeScanner scanner_;
+    EndsUnlocked<CodeScanner> scanner_;
 };
 
 // Codes in pages of an arena; made for each batch.

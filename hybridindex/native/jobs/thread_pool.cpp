@@ -34,17 +34,18 @@ ThreadPool::ThreadPool(int n_helpers)
     }
 }
 
-ThreadPool::~ThreadPool() { stop(); }
+ThreadPool::~ThreadPool() {
+    stop();
+    // A handle of a parent's thread may be that of a new one here: it is neither joined nor detached.
+    if (getpid() != pid_) static_cast<void>(helpers_.release());
+}
 
 void ThreadPool::stop() {
+    if (getpid() != pid_) return;
     stop_.store(true, std::memory_order_release);
     for (int i = 0; i < n_helpers_; ++i) {
         std::thread& thread = helpers_[i].thread;
         if (!thread.joinable()) continue;
-        if (getpid() != pid_) {  // a thread of the parent: nothing here to join
-            thread.detach();
-            continue;
-        }
         sem_post(&helpers_[i].asked);
         thread.join();
         sem_destroy(&helpers_[i].asked);

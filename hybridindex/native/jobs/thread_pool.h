@@ -31,7 +31,7 @@ public:
     };
 
     explicit ThreadPool(int n_helpers);
-    // Joins the helpers.
+    // Joins the helpers; in a child process, which has none of them, it lets go of nothing that is theirs.
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
@@ -44,6 +44,10 @@ public:
     // Helpers that have not begun will not.
     void take_back(Work& work);
 
+protected:
+    // Joins the helpers, once.
+    void stop();
+
 private:
     struct alignas(64) Helper {
         std::atomic<Work*> work{nullptr};  // what it is asked to do, or that it does something
@@ -51,7 +55,6 @@ private:
         std::thread thread;
     };
     void serve(Helper& self);
-    void stop();
 
     const int n_helpers_;
     // A child process has none of our threads: it works alone.
