@@ -32,8 +32,8 @@ class RefreshConfig:
     reservoir_queries: Annotated[
         int,
         Setting(
-            help="Recent queries that are kept, in memory only, half of them the newest. 0: none, and no plan is made "
-            "from queries.",
+            help="Recent queries that are kept, in memory only, half of them the newest: at least twice "
+            "`min_queries`. 0: none, and no plan is made from queries.",
             flag="--keep-queries",
         ),
     ] = 4096
@@ -85,6 +85,11 @@ class RefreshConfig:
             raise InvalidInputError(f"max_newer is {self.max_newer}; expected a fraction of rows, 0 to 1")
         if self.min_queries < 16:
             raise InvalidInputError(f"min_queries is {self.min_queries}; expected at least 16: half of them are held")
+        if 0 < self.reservoir_queries < 2 * self.min_queries:
+            raise InvalidInputError(
+                f"reservoir_queries is {self.reservoir_queries}; expected at least twice min_queries, "
+                f"{2 * self.min_queries}, so that an update finds enough, or 0 to keep none"
+            )
         if self.planning not in ("process", "here"):
             raise InvalidInputError(f"planning is {self.planning!r}; expected 'process' or 'here'")
         if not 0 <= self.planning_nice <= 19:

@@ -31,6 +31,7 @@ from hybridindex.refresh.config import RefreshConfig, RefreshStatus, UpdateRecor
 from hybridindex.refresh.drift import DriftMonitor, Expectation, Window
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.timetable import timetable_of
+from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from hybridindex.refresh.updater import PlanUpdates, ServedIndex, expect
 from hybridindex.router.router import Router
 from hybridindex.tiers.contract.copy_queue import check_share
@@ -387,19 +388,25 @@ class Refresher(OfOneProcess):
                 case drift.Trigger():
                     self._follow(action)
         self._updates.tick()
-        reason = reason or self._outgrown()
         if reason is not None:
             self._updates.request(reason)
+        elif (outgrown := self._outgrown()) is not None:
+            plan = self._router.plan
+            self._updates.request(outgrown)
+            last = self._updates.last
+            if last is None or last.outcome is not Outcome.FAILED:  # else once more, when the pause is over
+                self._asked_for = plan
 
     def _outgrown(self) -> str | None:
-        """Why an update should begin although the load has not changed: rows have. Once for each plan."""
-        plan = self._router.plan
+        """Why an update should begin, and can, although the load has not changed: rows have. Once for each plan."""
+        plan, updates = self._router.plan, self._updates
         if plan is None or plan is self._asked_for or len(self._reservoir) < self._config.min_queries:
+            return None
+        if updates.stage is not CycleStage.IDLE or self._clock() < updates.not_before_s:
             return None
         share = share_newer(plan.analysis.profile)
         if share <= self._config.max_newer:
             return None
-        self._asked_for = plan
         return f"{share:.0%} of the rows came since the plan's lists were measured"
 
     def _follow(self, trigger: drift.Trigger) -> None:

@@ -74,7 +74,7 @@ class Outcome(StrEnum):
     ROLLED_BACK = "rolled_back"
     #: The new plan was not worth its move.
     DECLINED = "declined"
-    #: A stage before the move failed.
+    #: A stage before the move failed, or another plan took its place.
     FAILED = "failed"
     #: Asked for too soon after one that failed.
     BACKED_OFF = "backed_off"
@@ -214,8 +214,27 @@ class Failed:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overtaken:
+    """A plan serves that is neither the new one nor the old one: there is nothing to verify or to roll back."""
+
+    now_s: float
+    why: str
+
+
 CycleEvent = (
-    Requested | Chosen | Profiled | Solved | Weighed | Moved | Committed | RolledBack | Failed | WindowClosed | Tick
+    Requested
+    | Chosen
+    | Profiled
+    | Solved
+    | Weighed
+    | Moved
+    | Committed
+    | RolledBack
+    | Failed
+    | Overtaken
+    | WindowClosed
+    | Tick
 )
 
 # Actions
@@ -364,6 +383,10 @@ class UpdateCycle:
                 return self._end(event.now_s, Outcome.ROLLED_BACK, self._why)
             case Failed():
                 return self._failed(event)
+            case Overtaken():
+                assert self._stage is not CycleStage.IDLE, "nothing was going on that could be overtaken"
+                self._retry_s = None
+                return self._end(event.now_s, Outcome.FAILED, event.why)
             case Tick():
                 return self._tick(event.now_s)
 

@@ -231,9 +231,14 @@ class PlanUpdates:
         self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
 
     def follow_router(self) -> None:
-        """Makes a plan that the router was given directly the current one. Before anything else of a step: what was
-        observed under the plan before says nothing of it.
+        """Makes a plan that the router was given directly the current one, and ends an update that it overtook. Before
+        anything else of a step: what was observed under the plan before says nothing of it.
         """
+        draft, served = self._draft, self._served()
+        if draft is not None and served is not draft.base and served is not draft.plan:
+            compacted = served.index_fingerprint != draft.base.index_fingerprint
+            why = "the index was compacted meanwhile" if compacted else "the router was given another plan meanwhile"
+            self._carry_out(self._cycle.handle(cycle.Overtaken(now_s=self._clock(), why=why)))
         self._notice_served()
         if self._to_commit:
             # Tried once; where the store fails, the next update does it.
@@ -368,22 +373,25 @@ class PlanUpdates:
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
         """(n, dim) queries and the seconds that they span: those since ``since_s``, with older ones where they are too
-        few; all where ``since_s`` is None.
+        few; a sample of all where ``since_s`` is None, or the newest where it is too small.
 
         Raises:
             ProfileError: too few are known.
         """
-        now_s = self._clock()
+        now_s, enough = self._clock(), self._config.min_queries
         if since_s is not None:
             lately = self._reservoir.sample_since(now_s, since_s)
-            if len(lately) < self._config.min_queries:
-                lately, since_s = self._reservoir.newest(now_s, self._config.min_queries)
-            if len(lately) >= self._config.min_queries:
+            if len(lately) >= enough:
                 return lately, now_s - since_s
+        newest, newest_s = self._reservoir.newest(now_s, enough)
+        if since_s is not None and len(newest) >= enough:
+            return newest, now_s - newest_s
         queries = self._reservoir.sample(now_s)
-        if len(queries) < self._config.min_queries:
-            raise self._too_few(len(queries))
-        return queries, self._config.retention_s
+        if len(queries) >= enough:
+            return queries, self._config.retention_s
+        if len(newest) < enough:
+            raise self._too_few(max(len(queries), len(newest)))
+        return newest, now_s - newest_s
 
     def _too_few(self, n_queries: int) -> ProfileError:
         return ProfileError(f"{n_queries} recent queries are known; at least {self._config.min_queries} are needed")

@@ -152,6 +152,19 @@ def test_a_roll_back_that_fails_is_tried_until_it_works(make_world, plan, monkey
     assert world.router.plan is plan
 
 
+def test_measuring_anew_is_tried_again_where_it_failed(make_world, profile, plan, monkeypatch):
+    notes = {**profile.notes, "inherited": {"from": "before", "profile": 1, "share_newer": 0.7}}
+    analysis = dataclasses.replace(plan.analysis, profile=dataclasses.replace(profile, notes=notes))
+    world = make_world(plan=dataclasses.replace(plan, analysis=analysis))
+    breaking(monkeypatch, "hybridindex.refresh.planner.renew_profile", RuntimeError("injected"))
+    world.serve(3, seed=3)
+    assert [ended["outcome"] for ended in world.events("refresh_ended")] == ["failed"]  # and the pause is kept
+    world.now += CONFIG.update.back_off_s
+    world.serve(1, seed=4)
+    assert len(world.events("refresh_ended")) == 2
+    assert world.events("refresh_ended")[1]["outcome"] != "failed"
+
+
 def test_a_store_that_takes_no_events_stops_nothing(make_world):
     world = make_world()
     world.refresher._updates.commit_served()
@@ -349,6 +362,7 @@ def test_a_router_without_lists_to_move_is_refused(index, plan):
         {"interval_s": 1e300},
         {"retention_s": float("nan")},
         {"reservoir_queries": -1},
+        {"reservoir_queries": 127, "min_queries": 64},
         {"seed": -1},
     ],
     ids=str,

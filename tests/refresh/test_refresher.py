@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+import hybridindex as hx
 from hybridindex.errors import (
     InvalidInputError,
     ProfileMismatchError,
@@ -19,9 +20,10 @@ from hybridindex.plans.current import PLAN_CURRENT, current_plan, current_plan_i
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh.drift import DriftState
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
-from tests.clustered import plan_in_pages
+from hybridindex.store import ControlStore
+from tests.clustered import clustered, plan_in_pages
 from tests.moving_load import moving_queries
-from tests.refresh.world import BUDGET, CONFIG, FAST_S, LATE_S, NPROBE, fresh_hit_rate
+from tests.refresh.world import BUDGET, CONFIG, FAST_S, LATE_S, NLIST, NPROBE, World, fresh_hit_rate
 
 
 def test_a_hot_set_that_moves_is_followed(make_world, index, profile, plan):
@@ -294,6 +296,49 @@ def test_an_update_right_after_somebody_applied_a_plan_goes_back_to_that_one(mak
     assert status.plan_id == current_plan_id(world.store, index.fingerprint) == base
 
 
+def test_a_plan_that_somebody_applies_meanwhile_ends_the_update(make_world, index, profile):
+    world = make_world()
+    world.serve(2, seed=9, moved=True)
+    world.refresher.apply(world.refresher.propose("a mistake"))
+    other = index.plan(50, BUDGET, profile, coverage=0.1)
+    world.router.apply_plan(other)
+    world.serve(3, seed=10)
+    status = world.refresher.status()
+    assert (status.stage, status.last_update.outcome) == (CycleStage.IDLE, Outcome.FAILED)
+    assert "another plan meanwhile" in status.last_update.why
+    assert world.router.plan is other
+    assert same_decision(current_plan(world.store, index), other)
+
+
+@pytest.mark.parametrize("before", ["verified", "rolled back"])
+def test_a_compaction_ends_the_update_and_its_heir_is_the_current_plan(tmp_path, before):
+    with hx.build(clustered(6000, seed=1), tmp_path / "idx", nlist=NLIST, metric="l2", codec="flat") as index:
+        load = moving_queries(800, seed=2, moved=False)
+        profile = index.profile(load, nprobe=NPROBE, devices=["cpu"], max_seconds=1, save=True)
+        store = ControlStore.open(tmp_path / "idx" / "control.sqlite")
+        world = World(index, index.plan(50, BUDGET, profile, coverage=0.2), store, CONFIG)
+        with store, world.router, world.refresher:
+            world.serve(2, seed=9, moved=True)
+            world.refresher.apply(world.refresher.propose("the load moved"), force=True)
+            index.add(clustered(500, seed=20))
+            if before == "rolled back":  # it begins before the step that sees the compaction
+                world.serve(1, seed=10, latency_s=LATE_S)
+                follow = world.refresher._updates.follow_router
+                world.refresher._updates.follow_router = lambda: None
+                index.compact()
+                world.serve(1, seed=11, latency_s=LATE_S)
+                assert world.refresher.status().stage is CycleStage.ROLLING_BACK
+                world.refresher._updates.follow_router = follow
+            else:
+                index.compact()
+            world.serve(1, seed=12)
+            status = world.refresher.status()
+            assert (status.stage, status.last_update.outcome) == (CycleStage.IDLE, Outcome.FAILED)
+            assert "compacted" in status.last_update.why
+            assert current_plan_id(store, world.router.index.fingerprint) == status.plan_id is not None
+            assert world.refresher.propose().plan.index_fingerprint == world.router.index.fingerprint
+
+
 def test_the_old_name_of_the_current_plan_works_and_warns():
     import hybridindex.refresh
 
@@ -314,9 +359,18 @@ def test_a_plan_whose_rows_are_newer_than_its_profile_is_measured_anew(make_worl
     assert world.refresher.status().last_update is not None
     assert "70% of the rows came since" in world.events("refresh_ended")[0]["reason"]
     world.serve(4, seed=4)
-    # Once; and what an update measured is not inherited.
+    # Once, as it did not fail; and what an update measured is not inherited.
     assert len(world.events("refresh_ended")) == 1
     assert "inherited" not in world.refresher.propose().plan.analysis.profile.notes
+
+
+def test_the_fewest_queries_that_a_reservoir_may_keep_make_a_plan(make_world):
+    """Its sample of all is thinned; the newest are enough."""
+    world = make_world(dataclasses.replace(CONFIG, reservoir_queries=128), store=False)
+    for turn in range(12):
+        world.refresher.offer(moving_queries(37, seed=turn, moved=True))
+        if turn >= 3:
+            assert world.refresher.propose().n_queries >= CONFIG.min_queries
 
 
 def test_after_a_plan_of_other_pages_the_next_one_is_for_the_open_devices(make_world, index, profile):

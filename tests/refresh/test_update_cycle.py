@@ -22,6 +22,7 @@ from hybridindex.refresh.update_cycle import (
     Move,
     Moved,
     Outcome,
+    Overtaken,
     Profiled,
     Requested,
     RollBack,
@@ -214,6 +215,13 @@ def test_a_roll_back_that_fails_is_tried_again():
         assert cycle.handle(Tick(now_s=now + pause)) == []
     (ended,) = work(cycle.handle(RolledBack(now_s=200.0)))
     assert ended.outcome is Outcome.ROLLED_BACK
+
+
+def test_an_update_that_was_overtaken_is_over_without_a_pause():
+    cycle, _ = moved_cycle()
+    (ended,) = work(cycle.handle(Overtaken(now_s=20.0, why="another plan")))
+    assert (ended.outcome, ended.why, cycle.stage) == (Outcome.FAILED, "another plan", CycleStage.IDLE)
+    assert work(cycle.handle(Requested(now_s=20.0, reason="again"))) == [CollectProfile()]
 
 
 def test_an_answer_to_another_stage_is_a_bug():

@@ -164,11 +164,11 @@ def test_false_means_none_where_a_setting_is_optional(served, tmp_path):
 
 def test_a_refresher_is_made_where_the_file_or_an_option_asks_for_one(served, tmp_path):
     file = tmp_path / "s.toml"
-    file.write_text("[refresh]\nreservoir_queries = 5\n[refresh.drift]\nwindow_requests = 100\n")
+    file.write_text("[refresh]\nreservoir_queries = 600\n[refresh.drift]\nwindow_requests = 100\n")
     assert served()[1]["make_refresher"] is None
     assert served("--config", file, "--no-refresh")[1]["make_refresher"] is None
     assert served("--config", file)[1]["make_refresher"] is not None
-    assert served("--refresh", "--keep-queries", 5)[1]["make_refresher"] is not None
+    assert served("--refresh", "--keep-queries", 600)[1]["make_refresher"] is not None
 
 
 FOLLOWING = tuple(entries(RefreshConfig, tables=("refresh",)))
@@ -238,6 +238,7 @@ def test_the_plugin_follows_the_load_where_file_or_environment_say_so(tmp_path):
         ("slo_ms = " + "9" * 400, ["slo_ms is 999", "expected a number above 0"]),
         (f'[router]\npin_host_lists = "{"9" * 400}"', ["pin_host_lists: size is '999"]),
         ("[refresh]\ntick_s = inf", ["[refresh] tick_s is inf", "at most 1e+09"]),
+        ("[refresh]\nreservoir_queries = 511", ["[refresh] reservoir_queries is 511", "512, so that an update finds"]),
         ("[refresh]\nreservoir_queries = -1", ["[refresh] reservoir_queries is -1"]),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
