@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridindex.store.control import ControlStore
-from hybridindex.store.records import StoredEvent
+from hybridindex.store.records import BENCH, StoredEvent
 
-__all__ = ["BENCH", "keep_bench", "latest_benches"]
-
-#: Kind of the events.
-BENCH = "bench"
+__all__ = ["keep_bench", "latest_benches"]
 
 
 def keep_bench(

@@ -30,6 +30,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.profiler.check import check_profile
 from hybridindex.profiler.hardware import hardware_info
+from hybridindex.store.records import PLAN_CURRENT
 
 if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
@@ -55,8 +56,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: Kind of the events that say which plan is current.
-PLAN_CURRENT = "plan_current"
 #: Newest plans of one profile that are compared with one.
 _MAX_COMPARED = 20
 

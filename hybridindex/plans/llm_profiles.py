@@ -1,6 +1,7 @@
-"""LLM measurements in the control store: events of kind :data:`LLM_PROFILED`, merged when a plan needs a profile.
+"""LLM measurements in the control store, merged when a plan needs a profile.
 
-They need no table: a measurement is a few kilobytes of plain values that no query looks into.
+They are events, of kind :data:`~hybridindex.store.records.LLM_PROFILED`, and need no table: a measurement is a few
+kilobytes of plain values that no query looks into.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hybridindex.errors import ProfileError, StoreError
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.profiler.llm.measure import merge_points
+from hybridindex.store.records import LLM_PROFILED
 from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
 
 __all__ = [
-    "LLM_PROFILED",
     "find_llm_measurement",
     "list_llm_measurements",
     "llm_profile_from_data",
@@ -31,8 +32,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: Kind of the events.
-LLM_PROFILED = "llm_profiled"
 #: Newest measurements that are looked through.
 _MAX_MEASUREMENTS = 1000
 

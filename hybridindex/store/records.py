@@ -9,10 +9,25 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PLAN_CURRENT", "PlanRecord", "PlanSummary", "ProfileSummary", "ScheduleEntry", "StoredEvent", "StoredPlan"]
+__all__ = [
+    "BENCH",
+    "LLM_PROFILED",
+    "MEASURED",
+    "PLAN_CURRENT",
+    "PlanRecord",
+    "PlanSummary",
+    "ProfileSummary",
+    "ScheduleEntry",
+    "StoredEvent",
+    "StoredPlan",
+]
 
 #: Kind of the events that say which plan of an index is current; :mod:`hybridindex.plans.current` writes them.
 PLAN_CURRENT = "plan_current"
+#: Of measurements of an LLM (:mod:`hybridindex.plans.llm_profiles`), and of loads (:mod:`hybridindex.plans.benches`).
+LLM_PROFILED, BENCH = "llm_profiled", "bench"
+#: Events that somebody made on purpose and that took time: others do not take their places.
+MEASURED = frozenset({LLM_PROFILED, BENCH})
 
 
 class PlanRecord(TypedDict):

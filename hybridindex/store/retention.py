@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
-from hybridindex.store.records import PLAN_CURRENT
+from hybridindex.store.records import MEASURED, PLAN_CURRENT
 
 __all__ = ["Pruned", "Retention", "prune_rows"]
 
@@ -29,7 +29,8 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How many of the newest rows stay: plans and profiles of each index, events of all."""
+    """How many of the newest rows stay: plans and profiles of each index, events of all. Of measurements (of an LLM,
+    of a ``bench``) as many more."""
 
     plans: Annotated[int, Setting(help="Newest plans of each index that stay.", flag="--keep-plans")] = 500
     profiles: Annotated[int, Setting(help="Newest profiles of each index that stay.", flag="--keep-profiles")] = 100
@@ -75,7 +76,12 @@ def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection
         parent = renewed.get("parent") if isinstance(renewed, dict) else None
         if profile.id in kept_profiles and isinstance(parent, int):
             kept_profiles.add(parent)
-    events = session.scalars(select(EventRow.id).order_by(EventRow.id.desc()).offset(retention.events)).all()
+    newest_first, measured = select(EventRow.id).order_by(EventRow.id.desc()), EventRow.kind.in_(MEASURED)
+    events = [
+        number
+        for of_kind in (measured, ~measured)
+        for number in session.scalars(newest_first.where(of_kind).offset(retention.events))
+    ]
     gone_plans = [p.id for p in plans if p.id not in kept_plans]
     gone_profiles = [p.id for p in profiles if p.id not in kept_profiles]
     gone_events = [number for number in events if number not in deciding]

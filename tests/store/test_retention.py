@@ -51,6 +51,15 @@ def test_the_newest_stay(store):
     assert not store.prune(Retention(plans=2, profiles=3, events=4))
 
 
+def test_what_was_measured_does_not_make_room_for_what_happens_all_the_time(store):
+    for kind in ("bench", "llm_profiled", "llm_profiled"):
+        store.record_event(kind, {})
+    for _ in range(9):
+        store.record_event("x", {})
+    assert store.prune(Retention(events=2)).events == 1 + 7
+    assert [e.kind for e in store.list_events()] == ["x", "x", "llm_profiled", "llm_profiled"]
+
+
 def test_what_a_restart_needs_stays_with_all_it_refers_to(store):
     grandparent, _ = save(store)
     parent, _ = save(store, parent=grandparent)

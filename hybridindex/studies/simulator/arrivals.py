@@ -43,8 +43,17 @@ class Workload:
         return len(self.arrivals) / span if span > 0 else math.inf
 
     def at_rate(self, rate: float) -> Workload:
-        """The same requests, closer together or further apart."""
+        """The same requests, closer together or further apart.
+
+        Raises:
+            InvalidInputError: no such rate, or the requests come all at once.
+        """
         check_number("rate", rate, above=0.0)
+        if not math.isfinite(self.rate):
+            raise InvalidInputError(
+                f"all {len(self.arrivals)} requests of the workload come at the same time; expected some seconds from "
+                "the first to the last, so that they can be given a rate"
+            )
         scale = self.rate / rate
         return Workload(
             arrivals=self.arrivals * scale, input_tokens=self.input_tokens, output_tokens=self.output_tokens

@@ -9,6 +9,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
 from hybridindex.partitioner.models.throughput import throughput_model
+from hybridindex.profiler.llm import offline
 from hybridindex.profiler.llm.offline import SweepRequest, sweep_kv_cache
 
 REQUEST = SweepRequest(model="m", kv_cache_bytes=(4000, 1000, 2000), n_devices=2, n_requests=6, output_tokens=3)
@@ -113,6 +114,26 @@ def test_an_interrupted_sweep_goes_on_where_it_was(engine, tmp_path: Path) -> No
     engine({1000: "die", 2000: "die", 4000: "work"})
     assert len(sweep_kv_cache(REQUEST, checkpoint=checkpoint).profile.points) == 3
     assert not checkpoint.exists()
+
+
+def test_what_was_refused_is_tried_again(engine, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    engine(dict.fromkeys((1000, 2000, 4000), TOO_SMALL))
+    with pytest.raises(LLMServerError, match="at none of 3"):
+        sweep_kv_cache(REQUEST, checkpoint=checkpoint)
+    engine(dict.fromkeys((1000, 2000, 4000), "work"))
+    assert not sweep_kv_cache(REQUEST, checkpoint=checkpoint).refused
+
+
+def test_another_machine_begins_anew(engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine({1000: "work", 2000: "work", 4000: "die"})
+    checkpoint = tmp_path / "checkpoint"
+    with pytest.raises(LLMServerError):
+        sweep_kv_cache(REQUEST, checkpoint=checkpoint)
+    other = replace(offline.hardware_info(), fingerprint="other")
+    monkeypatch.setattr(offline, "hardware_info", lambda: other)
+    engine({1000: TOO_SMALL, 2000: "work", 4000: "work"})
+    assert sweep_kv_cache(REQUEST, checkpoint=checkpoint).refused == ((2000, TOO_SMALL),)
 
 
 def test_without_vllm_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

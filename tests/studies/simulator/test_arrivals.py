@@ -38,6 +38,14 @@ def test_a_trace_is_read_sorted_from_zero(tmp_path):
     assert from_trace(file).output_tokens is None
 
 
+@pytest.mark.parametrize("times", ["3\n", "3\n3\n"])
+def test_a_trace_without_a_span_has_no_rate_to_change(tmp_path, times):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(times)
+    with pytest.raises(InvalidInputError, match="come at the same time"):
+        from_trace(file).at_rate(10.0)
+
+
 @pytest.mark.parametrize("line", ["later", '{"t": -1}', '{"t": true}', '{"t": 1, "input_tokens": "many"}', "[" * 5000])
 def test_a_bad_line_is_named(tmp_path, line):
     file = tmp_path / "trace.jsonl"
