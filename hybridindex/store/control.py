@@ -477,7 +477,7 @@ class ControlStore(OfOneProcess):
         opened: OpenedStore | None = None
         try:
             opened = self._connected()
-            engine = opened.writer if writes else opened.engine
+            engine = opened.writer if writes else opened.reader
             with translated(self.name), Session(engine, expire_on_commit=False) as session, session.begin():
                 session.connection()
                 # Only now: a connection that was made for this call has opened what lies at the path.

@@ -6,7 +6,8 @@ for writers, so that a writer waits at the start and never fails half-way. WAL n
 working file locks: network file systems are not supported.
 
 PostgreSQL: everything lives in a schema of its own (``hybridindex``), so that a shared database is safe; lock waits are
-bounded by the same timeout.
+bounded by the same timeout. Readers see the state of one moment, as those of SQLite do: rows of a profile do not go
+between two statements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 
-__all__ = ["PG_SCHEMA", "Location", "locate", "make_engine", "writing"]
+__all__ = ["PG_SCHEMA", "Location", "locate", "make_engine", "reading", "writing"]
 
 PG_SCHEMA: Final = "hybridindex"
 _BEGIN: Final = "hybridindex_begin"
@@ -96,6 +97,12 @@ def make_engine(location: Location, *, busy_timeout_s: float, migrating: bool = 
         raise MissingDependencyError(f"PostgreSQL needs psycopg: {how_to_install('postgres')}") from error
     _prepare_postgresql(engine, lock_timeout_ms=max(1, round(busy_timeout_s * 1000)))
     return engine
+
+
+def reading(engine: Engine) -> Engine:
+    """The same engine and pool, all statements of whose transactions see the same state."""
+    # SQLite's transactions do by themselves.
+    return engine.execution_options(isolation_level="REPEATABLE READ") if engine.name == "postgresql" else engine
 
 
 def writing(engine: Engine) -> Engine:

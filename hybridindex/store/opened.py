@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError, StoreError
-from hybridindex.store.engine import Location, make_engine, writing
+from hybridindex.store.engine import Location, make_engine, reading, writing
 from hybridindex.store.faults import translated
 from hybridindex.store.migrate import file_lock, upgrade_store
 
@@ -48,7 +48,8 @@ class OpenedStore:
         self._location = location
         self._busy_timeout_s = busy_timeout_s
         self.engine = engine
-        #: The same, for transactions that write.
+        #: The same, for transactions that only read, and for those that write.
+        self.reader = reading(engine)
         self.writer = writing(engine)
         #: Version of the schema, as Alembic names it.
         self.revision = revision

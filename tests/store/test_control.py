@@ -18,6 +18,7 @@ from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchE
 from hybridindex.store import ControlStore
 from hybridindex.store.digests import digest_of_json
 from hybridindex.store.models import HardwareRow
+from hybridindex.store.retention import Retention
 from hybridindex.types import AccessSample, Profile, StageSample
 
 Maker = Callable[..., Profile]
@@ -66,6 +67,24 @@ def test_candidates_come_back_where_they_were_counted(store: ControlStore, profi
     assert store.load_profile(store.save_profile(profile_of()).id).access.list_candidates is None
     with pytest.raises(InvalidInputError, match=r"access.held_candidates: NoneType given"):
         store.save_profile(profile_of(access=replace(counted, held_candidates=None)))
+
+
+def test_a_profile_that_goes_while_it_is_read_is_whole(store: ControlStore, store_url: str, profile_of: Maker) -> None:
+    saved = store.save_profile(profile_of())
+    store.save_profile(profile_of())
+    pruned = []
+    with ControlStore.open(store_url) as other:
+
+        @event.listens_for(store._opened.reader, "after_cursor_execute")
+        def prune(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if "profiles" in statement and not pruned:
+                pruned.append(other.prune(Retention(plans=1, profiles=1, events=1)).profiles)
+
+        loaded = store.load_profile(saved.id)
+    assert pruned == [1]
+    assert_same(loaded, saved)
+    with pytest.raises(ProfileError):
+        store.load_profile(saved.id)
 
 
 def inserted_samples(store: ControlStore) -> list[int]:
