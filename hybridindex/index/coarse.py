@@ -41,9 +41,13 @@ class CoarseQuantizer:
         #: Whether distances are scalar products, to the bit those of ``native.pair_products``.
         self.gives_products = False
         if native is not None and _is_flat(ivf):
-            keep_max = ivf.quantizer.metric_type == require_faiss().METRIC_INNER_PRODUCT
-            self._own = native.CoarseQuantizer(centroids_of(ivf), keep_max, "")
-            self.gives_products = keep_max
+            self._own = native.CoarseQuantizer(centroids_of(ivf), self.inner_product, "")
+            self.gives_products = self.inner_product
+
+    @property
+    def inner_product(self) -> bool:
+        """Whether the nearest centroids are those of the largest scalar products; rows may have another metric."""
+        return bool(self._ivf.quantizer.metric_type == require_faiss().METRIC_INNER_PRODUCT)
 
     @property
     def is_flat(self) -> bool:

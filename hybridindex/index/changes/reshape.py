@@ -66,6 +66,7 @@ def reshape(
     *,
     mean: float,
     inner_product: bool,
+    unit: bool,
     thresholds: Thresholds,
     seed: int,
 ) -> Shape:
@@ -77,6 +78,8 @@ def reshape(
         changed: (nlist,) int64 rows that came to each list, and went.
         grown: (nlist,) bool, whether a list is half as long again as when it was written.
         mean: rows that a list should have, 1 or more.
+        inner_product: whether rows are nearest to the centroid of the largest scalar product: as searches find lists.
+        unit: whether centroids are of length 1, and stay so.
     """
     total = int(sizes.sum())
     short = (sizes < thresholds.dissolve * mean) & (changed > sizes)
@@ -84,7 +87,6 @@ def reshape(
         short[:] = False
     elif short.all():
         short[np.argmax(sizes)] = False
-    unit = inner_product and bool(np.allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-3))
     parts = _parts(sizes, short, grown, mean, thresholds)
     new, parent = _begin(rows, centroids, parts, unit, np.random.default_rng(seed))
     step = max(1, total // (_MOVING_ROWS * len(new)))

@@ -79,6 +79,9 @@ def shape_of(rows: LeftRowsAtPace, thresholds: Thresholds, report: Progress = no
     if not reshapes(rows):
         return None
     report("reshape", 0, 3)
+    # An import may choose lists by another metric than it compares rows by.
+    by_products = index.coarse.inner_product
+    unit = (by_products or index.metric == "ip") and np.allclose(np.linalg.norm(index.centroids, axis=1), 1, atol=1e-3)
     passes = 0
 
     def decoded() -> Iterator[tuple[int, F32]]:
@@ -94,7 +97,8 @@ def shape_of(rows: LeftRowsAtPace, thresholds: Thresholds, report: Progress = no
         rows.changed,
         rows.sizes > 1.5 * index.list_sizes,
         mean=_rows_per_list(index, max(1, int(rows.sizes.sum()))),
-        inner_product=index.metric == "ip",
+        inner_product=by_products,
+        unit=bool(unit),
         thresholds=thresholds,
         seed=index.generation,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -245,25 +245,29 @@ def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> S
         for each in filesystem.list_folder(folder)
         if each.name != CHANGE_LOG and not each.name.endswith(".new") and not filesystem.is_link(each)
     ]
-    # At first names alone, which takes moments: what is linked stays, whatever becomes of the generation.
+    # At first names alone, or open files where names cannot be: that takes moments. What is linked or open stays,
+    # whatever becomes of the generation.
     stage = folder.parent / f".snapshot-{os.getpid()}-{next(_count)}-{to.name}"
     filesystem.discard_tree(stage)
     filesystem.make_folder(stage)
     try:
-        for file in files:
-            filesystem.link(file, stage / file.name)
-        with suppress(MissingFileError):
-            filesystem.link(folder / CHANGE_LOG, stage / CHANGE_LOG)
-        log, number = _log_of(stage, manifest)
-        copied, linked = len(log), 0
-        for done, file in enumerate(files):
-            size = filesystem.stat(stage / file.name).st_size
-            if _linked(stage / file.name, target / file.name, earlier):
-                linked += size
-            else:
-                filesystem.copy_file(stage / file.name, target / file.name)
-                copied += size
-            report("copy", done + 1, len(files))
+        with ExitStack() as opened:
+            sources = [_held(file, stage, opened) for file in files]
+            with suppress(MissingFileError):
+                try:
+                    filesystem.link(folder / CHANGE_LOG, stage / CHANGE_LOG)
+                except FileError:
+                    filesystem.copy_file(folder / CHANGE_LOG, stage / CHANGE_LOG)
+            log, number = _log_of(stage, manifest)
+            copied, linked = len(log), 0
+            for done, (file, source) in enumerate(zip(files, sources, strict=True)):
+                size = filesystem.stat(source).st_size
+                if _linked(source, target / file.name, earlier):
+                    linked += size
+                else:
+                    filesystem.copy_file(source, target / file.name)
+                    copied += size
+                report("copy", done + 1, len(files))
     finally:
         filesystem.discard_tree(stage)
     if log:
@@ -271,6 +275,15 @@ def _copied(folder: Path, to: Path, earlier: Path | None, report: Progress) -> S
     filesystem.sync_folder(target)
     filesystem.sync_folder(to)
     return Snapshot(path=to, generation=manifest.generation, number=number, copied_bytes=copied, linked_bytes=linked)
+
+
+def _held(file: Path, stage: Path, opened: ExitStack) -> Path:
+    """Where the content of ``file`` stays: a link in ``stage``; where the system refuses links, an open file."""
+    try:
+        filesystem.link(file, stage / file.name)
+    except FileError:
+        return Path(f"/proc/self/fd/{opened.enter_context(filesystem.open_for_reading(file)).fileno()}")
+    return stage / file.name
 
 
 def _log_of(stage: Path, manifest: Manifest) -> tuple[bytes, int]:
@@ -285,9 +298,9 @@ def _linked(file: Path, to: Path, earlier: Path | None) -> bool:
     with suppress(FileError):
         filesystem.link(file, to)
         return True
-    if earlier is not None and _is_same(file, earlier / file.name):
+    if earlier is not None and _is_same(file, earlier / to.name):
         with suppress(FileError):
-            filesystem.link(earlier / file.name, to)
+            filesystem.link(earlier / to.name, to)
             return True
     return False
 

@@ -88,6 +88,8 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
 
 def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
     def resolve(state: LiveState) -> tuple[Change | None, I64]:
+        if not len(rows.lists):
+            return None, no_ids()
         numbers = _numbers(index.rows)
         if rows.ids is None:
             first = max(largest_id(index.rows, None), state.added.largest_id) + 1
@@ -105,8 +107,6 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
                     f"{len(there)} of the ids are there already: {_named(there)}; expected new ones, or upsert, which "
                     "replaces them"
                 )
-        if not len(given):
-            return None, given
         change = _change(index.rows, no_ids(), rows, given)
         state.added.largest_id = max(state.added.largest_id, int(given.max()))
         return change, given

@@ -93,6 +93,7 @@ def from_faiss(
     An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
     loaded whole, as faiss cannot map them). RaBitQ codes of 1 bit are also taken over into our blocks, which searches
     by codes scan. Where that fails, of a full disk for one, the index is imported all the same: a log warning says so.
+    Vectors that faiss counted and put into no list (NaN, infinity) are not imported: a log warning says how many.
 
     Args:
         file: written by ``faiss.write_index``; or an index object, which stays as it is: it is written into the new
@@ -339,6 +340,13 @@ def _check_servable(model: LoadedModel, name: str) -> Metric:
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
     if model.ivf.nlist < 1:
         raise CorruptIndexError(f"{name} says that it has no lists")
+    quantizer = model.ivf.quantizer
+    n_centroids, dim = (0, 0) if quantizer is None else (quantizer.ntotal, quantizer.d)
+    if (n_centroids, dim) != (model.ivf.nlist, model.ivf.d):
+        raise CorruptIndexError(
+            f"{name} has a coarse quantizer of {n_centroids} centroids with {dim} dimensions; expected one of "
+            f"{model.ivf.nlist} with {model.ivf.d}, as its lists have"
+        )
     if model.ivf.metric_type not in metrics:
         raise UnsupportedIndexError(f"{name} has faiss metric {model.ivf.metric_type}; expected inner product or L2")
     return metrics[model.ivf.metric_type]
@@ -367,8 +375,13 @@ class _SourceLists:
             raise UnsupportedIndexError(f"{name} keeps its lists as {kind}; expected plain inverted lists")
         self.sizes: I64 = np.array([self._lists.list_size(i) for i in range(ivf.nlist)], dtype=np.int64)
         self.count = int(self.sizes.sum())
-        if self.count != ivf.ntotal:
+        if self.count > ivf.ntotal or (ivf.ntotal and not self.count):
             raise CorruptIndexError(f"{name}: lists hold {self.count} vectors, the header says {ivf.ntotal}")
+        if self.count < ivf.ntotal:
+            _LOG.warning(
+                "%s: %d of %d vectors are in no list, and are not imported: faiss counts those of NaN or infinity, "
+                "which are near no centroid, and puts them nowhere", name, ivf.ntotal - self.count, ivf.ntotal,
+            )  # fmt: skip
 
     def codes(self, list_id: int) -> U8:
         """The code bytes of a list that is not empty, whole blocks: a view."""

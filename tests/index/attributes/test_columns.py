@@ -67,6 +67,8 @@ def test_columns_of_a_data_frame_become_the_same_kinds():
     assert describe(table) == dict(zip("isctlfb", kinds, strict=True))
     assert table["t"].to_pylist() == [datetime.datetime(2020, 1, 31, tzinfo=datetime.UTC), None]
     assert table["f"].to_pylist() == [1.5, None]
+    for kept in (frame["f"].to_numpy(), frame["f"].tolist()):
+        assert as_attributes({"f": kept})["f"].null_count == 0
 
 
 @pytest.mark.parametrize(

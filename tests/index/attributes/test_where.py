@@ -131,6 +131,17 @@ def test_what_sqlite_does_not_know(text, meaning):
     assert matching(text, COLUMNS).tolist() == [bool(meaning(row)) for row in rows]
 
 
+def test_nan_is_a_value_that_compares_as_in_ieee_754():
+    price = {"price": pa.array([1.0, 9.0, np.nan, None])}
+    for text, met in (
+        ("price > 5", [False, True, False, False]),
+        ("NOT price > 5", [True, False, True, False]),
+        ("price <> 5", [True, True, True, False]),
+        ("price IS NULL", [False, False, False, True]),
+    ):
+        assert matching(text, price).tolist() == met
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -20,6 +20,7 @@ def shape_of(sizes, *, mean, changed=None, grown=None, seed=0):
         np.zeros(len(sizes), dtype=bool) if grown is None else np.array(grown),
         mean=mean,
         inner_product=False,
+        unit=False,
         thresholds=Thresholds(),
         seed=seed,
     )

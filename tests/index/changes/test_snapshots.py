@@ -88,6 +88,28 @@ def test_where_nothing_can_be_linked_the_next_one_links_to_the_last(index, tmp_p
         assert (one.n_deleted, two.n_deleted) == (1, 2)
 
 
+def test_where_links_are_refused_all_is_copied_whatever_becomes_of_the_generation(index, tmp_path):
+    index.delete([1])
+
+    def refused(call):
+        if call.name == "link":
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    def compacted_twice(_, done, __):
+        for each in (2, 3) if done == 1 else ():
+            index.delete([each])
+            index.compact()
+
+    with filesystem.watched_by(refused):
+        done = snapshot(tmp_path / "i", tmp_path / "s", progress=compacted_twice)
+    assert not (tmp_path / "i" / "gen-000001").exists()
+    assert (done.generation, done.number, done.linked_bytes) == (1, 1, 0)
+    assert not list((tmp_path / "i").glob(".snapshot*"))
+    with hx.restore(tmp_path / "s", tmp_path / "r") as copy:
+        assert (copy.n_deleted, copy.ivf.rabitq is not None) == (1, True)
+        assert copy.attributes == {"year": "int"}
+
+
 def test_what_cannot_be_is_refused_and_leaves_nothing(index, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")

@@ -22,13 +22,13 @@ from hybridindex.errors import (
     InvalidInputError,
     UnsupportedIndexError,
 )
-from hybridindex.index import open_index
+from hybridindex.index import from_faiss, open_index
 from hybridindex.index.changes import writer as writer_module
 from hybridindex.index.changes.compact import compact
 from hybridindex.index.changes.write import add, delete, upsert
 from hybridindex.index.live import store as live_store
 from hybridindex.router import Router
-from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.index.changes.truth import Truth
 from tests.router.code_searches import differences
@@ -279,6 +279,14 @@ def test_bad_rows_are_refused_by_name(tmp_path):
                 compact(index)
 
 
+def test_no_rows_come_although_no_number_is_left_for_more(tmp_path):
+    ids = np.append(np.arange(N - 1), 2**63 - 1)
+    with hx.build(clustered(N, seed=1), tmp_path / "i", nlist=NLIST, ids=ids) as index:
+        assert index.add(MORE[:0]).tolist() == []
+        with pytest.raises(InvalidInputError, match="1 numbers above it do not fit 64 bits"):
+            index.add(MORE[0])
+
+
 def test_a_full_disk_refuses_and_then_takes(tmp_path):
     with hx.open(hx.build(clustered(N, seed=1), tmp_path / "i", nlist=NLIST, metric="l2").path, write=True) as index:
         truth = Truth(index.ivf)
@@ -425,6 +433,37 @@ def test_lists_follow_rows_that_come_from_elsewhere(tmp_path):
         with index.router() as router:
             found = router.search(far[:100], 1, 4).ids[:, 0]
             assert (found == np.arange(N, N + 100)).mean() > 0.95
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize(("lists_by", "rows_by"), [("ip", "l2"), ("l2", "ip"), ("ip", "ip"), ("l2", "l2")])
+def test_lists_follow_rows_by_the_metric_of_the_quantizer(tmp_path, lists_by, rows_by, unit):
+    """faiss lets it differ from that of the rows, and its centroids be of length 1 or not."""
+    metrics = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+    source = faiss.IndexIVFFlat(faiss.IndexFlat(DIM, metrics[lists_by]), DIM, NLIST, metrics[rows_by])
+    source.cp.spherical = unit
+    rows = clustered(N, seed=1)
+    source.train(rows)
+    source.add(rows)
+    from_faiss(source, tmp_path / "i", nprobe=8).close()
+    exact = faiss.IndexFlat(DIM, metrics[rows_by])
+    exact.add(np.concatenate([rows, MORE]))
+    queries = clustered(200, seed=3)
+    want = exact.search(queries, 10)[1]
+
+    def recall(index):
+        found = index.search(queries, 10, 8).ids
+        return np.mean([np.isin(*each).mean() for each in zip(found, want, strict=True)])
+
+    with hx.open(tmp_path / "i") as index:
+        index.add(MORE, np.arange(N, N + len(MORE)))
+        before = recall(index)
+        index.compact()
+        for list_id in range(index.nlist):
+            assert (index.ivf.quantize(index.ivf.decode_list(list_id), 1)[0] == list_id).all()
+        lengths = np.linalg.norm(index.ivf.centroids, axis=1)
+        assert np.allclose(lengths, 1, atol=1e-3) == (unit and "ip" in (lists_by, rows_by))
+        assert recall(index) > before - 0.03
 
 
 @pytest.mark.parametrize("options", [{}, {"bits": 1}, {"attributes": {"x": np.arange(N)}}, {"codec": "sq8"}])

@@ -262,6 +262,72 @@ def test_lists_of_a_coarse_quantizer_are_part_of_the_model(tmp_path: Path) -> No
         np.testing.assert_array_equal(search(index)[1], want)
 
 
+@pytest.mark.parametrize("quantizer", ["PCA8,Flat", "SQ8,RFlat", "residual"])
+def test_coarse_quantizers_of_other_kinds_import(tmp_path: Path, quantizer: str) -> None:
+    if quantizer == "residual":
+        source = faiss.IndexIVFFlat(faiss.ResidualCoarseQuantizer(16, 2, 3), 16, 64)
+        source.quantizer_trains_alone = 1
+        source.train(X)
+    else:
+        source = make_faiss(f"IVF12({quantizer}),Flat", x=X[:0])
+    source.nprobe = 5
+    source.add(X)
+    want = source.search(QUERIES, 10)[1]
+    with from_faiss(source, tmp_path / "i") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
+@pytest.mark.parametrize(
+    ("dim", "n_centroids"), [(8, 12), (32, 12), (16, 0), (16, 3), (16, 13), (0, 0)], ids=lambda number: str(number)
+)
+def test_a_quantizer_that_does_not_fit_its_lists_is_refused(tmp_path: Path, dim: int, n_centroids: int) -> None:
+    source = make_faiss("IVF12,Flat")
+    with from_faiss(source, tmp_path / "i") as index:
+        before = index.fingerprint
+    quantizer = faiss.IndexFlatL2(dim) if dim else None
+    if n_centroids:
+        quantizer.add(np.tile(X, (1, 2))[:n_centroids, :dim].copy())
+    own, source.quantizer = source.quantizer, quantizer
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    source.quantizer = own
+    with pytest.raises(CorruptIndexError, match=rf"{n_centroids} centroids with {dim} dim.*expected one of 12 with 16"):
+        from_faiss(tmp_path / "a.faiss", tmp_path / "i", replace=True)
+    with open_index(tmp_path / "i") as index:
+        assert index.fingerprint == before
+
+
+@pytest.mark.parametrize("factory", ["IVF12,Flat", "IDMap,IVF12,PQ8x4fs", "IVF12,PQ4x4,RFlat"])
+def test_vectors_that_faiss_left_out_of_the_lists_are_said(
+    tmp_path: Path, factory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = X.copy()
+    x[3, 5], x[650] = np.inf, np.nan
+    source = make_faiss(factory, x=X[:0])
+    source.add_with_ids(x, np.arange(700)) if factory.startswith("IDMap") else source.add(x)
+    refine = "vectors" if factory.endswith("RFlat") else None
+    with from_faiss(source, tmp_path / "i", refine=refine) as index:
+        assert "2 of 700 vectors are in no list" in caplog.text
+        assert index.count == 698
+        kept = np.concatenate([index.list_ids(list_id) for list_id in range(12)])
+        np.testing.assert_array_equal(np.sort(kept), np.delete(np.arange(700), [3, 650]))
+        if refine:
+            np.testing.assert_array_equal(np.concatenate([index.decode_list(i) for i in range(12)]), x[kept])
+        else:
+            np.testing.assert_array_equal(search(index)[1], source.search(QUERIES, 10)[1])
+
+
+@pytest.mark.parametrize("said", [699, 701])
+def test_lists_of_more_vectors_than_were_counted_or_of_none_are_refused(tmp_path: Path, said: int) -> None:
+    source = make_faiss("IVF12,Flat")
+    source.ntotal = said
+    if said > 700:
+        for list_id in range(12):
+            source.invlists.resize(list_id, 0)
+    with pytest.raises(CorruptIndexError, match=rf"lists hold (700|0) vectors, the header says {said}"):
+        from_faiss(source, tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
 @pytest.mark.parametrize(
     ("factory", "found"),
     [
