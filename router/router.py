@@ -150,8 +150,6 @@ class Router(OfOneProcess):
                 raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {n}")
             refuse_infeasible(plan, force=force)
             served.opening.say_other_pages(plan)
-            # Their pages would keep an arena from shrinking. They come again.
-            served.engine.added_on_devices.clear()
             served.placement.apply(plan, bandwidth_share)
 
     def set_device_budget(self, budgets: Sequence[int]) -> None:

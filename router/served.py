@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -118,10 +119,10 @@ class Served:
             undo.callback(self.wait_for_loads.close)
             self.lookahead = Lookahead(parts, cache, self.wait_for_loads, config.lookahead_queue_bytes)
             undo.callback(self.lookahead.close)
-            self.placement = Placement(plan, parts, self.lookahead, opening, config)
             filters = RowFilters(index, earlier)
             self.engine = Engine(parts, self.wait_for_loads, config, filters, on_batch, remote)
             undo.pop_all()
+        self.placement = Placement(plan, parts, self.lookahead, opening, config, self.engine.added_on_devices)
         self.searcher = Searcher(
             index,
             self.engine,
@@ -177,22 +178,41 @@ class Served:
             tier.check_invariants()
 
     def close(self) -> None:
-        """As :meth:`hybridindex.router.router.Router.close`."""
+        """As :meth:`hybridindex.router.router.Router.close`. Every part is closed, whatever another raises."""
         with self._close_lock:
             if self.searcher.closed:
                 return
             self.searcher.closed = True
-        self.placement.settle()
-        self.scrub.close()
-        self.placement.join()
-        self.recovery.close()
-        self.wait_for_loads.close()
-        scanned = self.engine.close()
-        self.lookahead.close()
-        left = [t for t in self.tiers if not t.close(self.config.health.stuck_s, scanned=t.ordinal in scanned)]
-        if not left:  # lists in page-locked memory may be what a move is reading
-            self.opening.host_lists.close()
-        self.host.close()
+        # Those with a scan that goes on: any, until the engine says which; and those that are left behind.
+        scanned, left = {tier.ordinal for tier in self.tiers}, set[int]()
+
+        def close_engine() -> None:
+            scanned.intersection_update(self.engine.close())
+
+        def close_tier(tier: Tier) -> None:
+            left.add(tier.ordinal)
+            if tier.close(self.config.health.stuck_s, scanned=tier.ordinal in scanned):
+                left.discard(tier.ordinal)
+
+        def close_host_lists() -> None:
+            if not left:  # lists in page-locked memory may be what a move is reading
+                self.opening.host_lists.close()
+
+        in_order: list[Callable[[], object]] = [
+            self.placement.settle,
+            self.scrub.close,
+            self.placement.join,
+            self.recovery.close,
+            self.wait_for_loads.close,
+            close_engine,
+            self.lookahead.close,
+            *(partial(close_tier, tier) for tier in self.tiers),
+            close_host_lists,
+            self.host.close,
+        ]
+        with ExitStack() as ends:
+            for close in reversed(in_order):
+                ends.callback(close)
 
 
 def on_served(current: Callable[[], Served], call: Callable[[Served], _T]) -> _T:

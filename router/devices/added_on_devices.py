@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,8 @@ class AddedOnDevices:
         if now < self._look_again_s or not all(each.done() for each in self._copying.values()):
             return
         with self._lock:
+            if self._pages.away:
+                return
             self._seen, self._look_again_s = (added, residency.version), now + _REST_S
             if added is None:
                 self._pages.drop(np.flatnonzero(self._pages.held.rows))
@@ -99,6 +101,32 @@ class AddedOnDevices:
         with self._lock:
             self._seen = (None, -1)
             self._pages.drop(np.flatnonzero(self._pages.held.rows))
+
+    @contextmanager
+    def away(self) -> Iterator[Callable[[float], bool]]:
+        """Gives all pages back and brings no rows meanwhile: the host scans them. They come again afterwards.
+
+        Yields:
+            What waits until the pages are free, so many seconds at most, and says whether they are.
+        """
+        with self._lock:
+            self._pages.away = True
+        self.clear()
+        try:
+            yield self._given_back
+        finally:
+            with self._lock:
+                self._pages.away, self._seen = False, (None, -1)
+
+    def _given_back(self, limit_s: float) -> bool:
+        try:
+            for copying in self._copying.values():
+                copying.exception(limit_s)
+        except TimeoutError:
+            return False
+        # What these brought, too.
+        self.clear()
+        return self._pages.wait_reclaimed(limit_s)
 
     def check_invariants(self) -> None:
         self._pages.check_invariants()

@@ -240,8 +240,10 @@ class DeviceQueue:
             answer = self._scan_on_device(task)
             scan = task if isinstance(task, ScanTask) else None
             took_s = 0.0 if scan is None else scan.batch.clock.note(self._stage, started) - started
-        except (OutOfBudgetError, InvalidInputError):
+        except (OutOfBudgetError, InvalidInputError) as error:
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
+            if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+                self._tell_of_memory(error)
             self._fall_back(task)
         except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
             if is_out_of_memory(error):

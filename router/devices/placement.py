@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.devices.added_on_devices import AddedOnDevices
 from hybridindex.router.devices.opening import TierOpening, wanted_devices
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.tiers.contract.bounded_join import LOOK_S
@@ -49,12 +51,14 @@ class Placement:
         lookahead: Lookahead,
         opening: TierOpening,
         config: RouterConfig,
+        added: AddedOnDevices,
     ) -> None:
         """
         Args:
             plan: whose lists :meth:`apply` is going to bring first.
             opening: says what each arena is for under a plan, and owns the host memory, which is chosen anew with it.
             config: says how long a move is waited for after :meth:`settle`, which may never end.
+            added: gives pages back while arenas change their size.
         """
         self._index = parts.index
         self._tiers = parts.tiers
@@ -64,6 +68,7 @@ class Placement:
         self._lookahead = lookahead
         self._opening = opening
         self._host_lists = opening.host_lists
+        self._added = added
         self._stuck_s = config.health.stuck_s
         self._gives_memory_back = config.shrink_arenas
         self._lock = threading.Lock()
@@ -172,14 +177,16 @@ class Placement:
             current = self._residency.current.list_device
             # What sessions brought and the plan does not want stays theirs, or in the cache.
             stale = (current >= 0) & (current != target) & ~(self._lookahead.wanted() & (target < 0))
-            if stale.any():
-                dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
-                # The new lists may need the old ones' pages, and batches in flight still read those.
-                self._wait_reclaimed(dropped.version)
-            # Arenas may share a device: what one gives back, another may take.
-            growth = [self._opening.wanted_bytes(plan, tier.ordinal) - tier.capacity_bytes for tier in self._tiers]
-            for ordinal in np.argsort(growth, kind="stable").tolist():
-                self._resize(plan, self._tiers[ordinal])
+            # The pages of added rows would keep an arena from shrinking.
+            with self._added.away() as given_back:
+                if stale.any():
+                    # The new lists may need the old ones' pages, and batches in flight still read those.
+                    self._drop(np.flatnonzero(stale))
+                self._wait_reclaimed(given_back)
+                # Arenas may share a device: what one gives back, another may take.
+                growth = [self._opening.wanted_bytes(plan, tier.ordinal) - tier.capacity_bytes for tier in self._tiers]
+                for ordinal in np.argsort(growth, kind="stable").tolist():
+                    self._resize(plan, self._tiers[ordinal])
             waiting = [self._load_planned(plan, tier, bandwidth_share, lambda: self._settled) for tier in self._tiers]
             for future in waiting:
                 self._wait_for(future)  # a failed device is marked and logged by its tier
@@ -205,12 +212,18 @@ class Placement:
                 tier.resize(wanted, budget, scratch)
         lists = tier.lists_beyond(self._residency.current, budget)
         if len(lists):
-            self._wait_reclaimed(self._residency.publish({}, drops=lists.tolist()).version)
+            self._drop(lists)
             tier.resize(wanted, budget, scratch)
 
-    def _wait_reclaimed(self, version: int) -> None:
+    def _drop(self, lists: I64) -> None:
+        """Takes lists from the residency, and waits until nothing reads their pages."""
+        dropped = self._residency.publish({}, drops=lists.tolist())
+        self._wait_reclaimed(partial(self._residency.wait_reclaimed, dropped.version))
+
+    def _wait_reclaimed(self, reclaimed: Callable[[float], bool]) -> None:
+        """``reclaimed``: waits so many seconds at most, and says whether the pages are free."""
         for _ in range(round(_RECLAIM_TIMEOUT_S / LOOK_S)):
-            if self._residency.wait_reclaimed(version, LOOK_S) or self._settled:
+            if reclaimed(LOOK_S) or self._settled:
                 return
         _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
 

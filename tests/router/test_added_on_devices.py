@@ -10,10 +10,12 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.router import Router
+from hybridindex.router.devices.added_on_devices import AddedOnDevices
 from hybridindex.tiers.paged.copier import Copier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.code_searches import differences
+from tests.stuck import Stuck
 
 N = 3000
 CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
@@ -150,6 +152,47 @@ def test_pages_go_with_the_lists_and_with_the_rows(plain):
         for tier in router._served.tiers:
             lists = router._served.residency.current.resident_lists(tier.ordinal)
             assert tier.used_bytes == int(router._served.parts.device_list_bytes[lists].sum())
+        same(router, alone)
+
+
+@pytest.mark.parametrize("begun", ["before", "meanwhile"])
+def test_a_lower_budget_holds_while_they_are_copied(plain, monkeypatch, begun):
+    """Their copying begins before the change of plan and ends in it; or searches ask for it during the change."""
+    plain.add(clustered(400, seed=3))
+    quarter, budget = np.where(np.arange(NLIST) < NLIST // 4, 0, -1), 120_000
+    plan = hand_made_plan(plain.ivf, quarter, n_devices=2, budget=budget)
+    plan.request.page_bytes = 1024
+    with placed(plain, np.zeros(NLIST), budget=1 << 20) as router, Router(plain.ivf) as alone:
+        placement, tier = router._served.placement, router._served.tiers[0]
+        added, clear = router._served.engine.added_on_devices, AddedOnDevices.clear
+
+        def after_a_search(call):
+            def called(*given):
+                added._look_again_s = 0.0
+                router.search(clustered(1), 1, 1)
+                for copying in added._copying.values():
+                    copying.result(WAIT_S)
+                return call(*given)
+
+            return called
+
+        def cleared(self):
+            clear(self)
+            put.go_on.set()
+
+        if begun == "before":
+            monkeypatch.setattr(AddedOnDevices, "clear", cleared)
+            with Stuck(Copier, "put") as put:
+                router.search(clustered(1), 1, 1)
+                assert put.begun.wait(WAIT_S)
+                router.apply_plan(plan)
+        else:
+            monkeypatch.setattr(placement, "_adopt", after_a_search(placement._adopt))
+            monkeypatch.setattr(tier, "resize", after_a_search(tier.resize))
+            router.apply_plan(plan)
+        for _ in range(2):
+            assert tier.arena.nbytes + tier.scratch_bytes <= tier.budget_bytes == budget
+            assert settled(router, plain) > 0
         same(router, alone)
 
 

@@ -116,6 +116,25 @@ def test_an_answer_that_a_device_s_thread_makes_on_the_host_is_waited_for(index,
     assert not lane_thread(router).is_alive()
 
 
+def test_every_part_is_closed_whatever_another_raises(index, monkeypatch):
+    router = open_router(index, devices=("cpu", "cpu"), device_budget_bytes=4 << 20)
+    first, second = router.devices
+
+    def broken():
+        raise RuntimeError("a device was lost")
+
+    monkeypatch.setattr(first, "_release", broken)
+    with monkeypatch.context() as patch:
+        closed = []
+        patch.setattr(router._served.host, "close", lambda: closed.append("host"))
+        with pytest.raises(RuntimeError, match="a device was lost"):
+            router.close()
+        assert closed == ["host"]
+    assert len(second.arena.data) == 0
+    router.close()
+    router._served.host.close()
+
+
 def test_the_other_devices_give_their_memory_back(index, stuck, caplog):
     router = open_router(index, devices=("cpu", "cpu"), device_budget_bytes=4 << 20, where=1)
     scan = stuck(NativePageScanner, "scan")

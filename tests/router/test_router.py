@@ -17,6 +17,7 @@ from hybridindex.errors import (
     DeviceNotFoundError,
     HybridIndexError,
     InvalidInputError,
+    OutOfBudgetError,
     ProfileMismatchError,
     RouterClosedError,
 )
@@ -256,9 +257,12 @@ def test_a_scan_without_memory_is_the_host_s_and_the_lists_stay(index, monkeypat
     plan = hand_made_plan(index, np.zeros(NLIST))
     queries = clustered(12, seed=2)
     with Router(index, plan=plan, devices=["cpu"]) as router:
-        for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no page-locked memory")):
+        fallen = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no page-locked memory")]
+        for error in (*fallen, None):
 
             def short(*_, error=error):
+                if error is None:
+                    torch.empty(1 << 50, dtype=torch.uint8)
                 raise error
 
             monkeypatch.setattr(NativePageScanner, "scan", short)
@@ -266,8 +270,20 @@ def test_a_scan_without_memory_is_the_host_s_and_the_lists_stay(index, monkeypat
             monkeypatch.undo()
             assert router.search(queries, 10, 8).hit_rate.min() == 1.0
         stats = router.stats()
-        assert (stats.device_failures, stats.device_fallbacks, router.devices[0].failure) == (0, 2, None)
+        assert (stats.device_failures, stats.device_fallbacks, router.devices[0].failure) == (0, 3, None)
         assert caplog.text.count("had no memory for a scan") == 1
+
+
+def test_a_scratch_that_has_no_room_is_told(index, monkeypatch, caplog):
+    def short(*_):
+        raise OutOfBudgetError("no room for scratch") from torch.OutOfMemoryError("CUDA out of memory")
+
+    queries = clustered(12, seed=2)
+    with Router(index, plan=hand_made_plan(index, np.zeros(NLIST)), devices=["cpu"]) as router:
+        monkeypatch.setattr(NativePageScanner, "scan", short)
+        check(index, queries, 10, 8, router.search(queries, 10, 8))
+        assert (router.stats().device_failures, router.stats().device_fallbacks) == (0, 1)
+    assert caplog.text.count("no room for scratch") == 1
 
 
 def test_a_device_that_works_again_gets_its_lists_back(index, monkeypatch):

@@ -79,6 +79,19 @@ def test_lists_beyond_the_budget_stay_on_the_host_and_are_counted(index):
         router.check_invariants()
 
 
+def test_a_lower_budget_holds(index):
+    few = np.full(NLIST, -1)
+    few[:4] = 0
+    budget = 200_000
+    with Router(index, plan=hand_made_plan(index, np.zeros(NLIST), budget=BUDGET), devices=["cpu"]) as router:
+        [tier] = router.devices
+        assert tier.used_bytes > budget
+        router.apply_plan(hand_made_plan(index, few, budget=budget))
+        assert tier.used_bytes <= tier.budget_bytes == budget
+        np.testing.assert_array_equal(router.residency.list_device, few)
+        check(index, clustered(12, seed=2), 10, 8, router.search(clustered(12, seed=2), 10, 8))
+
+
 def test_a_budget_beyond_what_the_device_has_leaves_all_to_the_host_and_says_so(index, monkeypatch):
     monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: 1000)
     queries = clustered(12, seed=2)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hybridindex.errors import DeviceError, OutOfBudgetError
+from hybridindex.tiers.contract.devices import give_back_cached
 
 if TYPE_CHECKING:
     import torch
@@ -191,11 +192,11 @@ class CudaRange:
                 if part not in self._handles:
                     self._map(part)
                     done.append(part)
+            self._zero(first, n)
         except BaseException:
             for part in done:
                 self._unmap(part)
             raise
-        self._zero(first, n)
 
     def release(self, first: int, n: int) -> None:
         for part in range(max(1, first), first + n):
@@ -204,14 +205,23 @@ class CudaRange:
     def _zero(self, first: int, n: int) -> None:
         import torch
 
-        self.data[first * self.part_bytes : (first + n) * self.part_bytes].zero_()
-        if self._device.type == "cuda":
-            # The zeroing must be over before another stream writes.
-            torch.cuda.current_stream(self._device).synchronize()
+        try:
+            self.data[first * self.part_bytes : (first + n) * self.part_bytes].zero_()
+            if self._device.type == "cuda":
+                # The zeroing must be over before another stream writes.
+                torch.cuda.current_stream(self._device).synchronize()
+        except RuntimeError as error:
+            raise DeviceError(f"device {self._device} does not clear new memory: {error}") from error
 
     def _map(self, part: int) -> None:
         handle, size, at = ctypes.c_uint64(), ctypes.c_size_t(self.part_bytes), self._at(part)
-        self._do("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._wanted), _ull(0))
+        create = "cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._wanted), _ull(0)
+        try:
+            self._do(*create)
+        except OutOfBudgetError:
+            # What torch caches unused, which it releases only for allocations of its own.
+            give_back_cached(self._device)
+            self._do(*create)
         try:
             self._do("cuMemMap", at, size, ctypes.c_size_t(0), handle, _ull(0))
             try:

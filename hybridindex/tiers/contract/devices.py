@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import DeviceBusyError, DeviceNotFoundError, MissingDependencyError, how_to_install
+from hybridindex.errors import DeviceBusyError, DeviceError, DeviceNotFoundError, MissingDependencyError, how_to_install
 from hybridindex.tiers.contract.driver import free_bytes_outside
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ __all__ = [
     "require_torch",
     "resolve_device",
 ]
+
+
+_log = logging.getLogger(__name__)
+
+#: In the words of what is no error of its own kind: torch's host allocator, the CUDA runtime, triton, cuBLAS.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,22 +119,34 @@ def busy_device(name: str) -> tuple[torch.device, DeviceInfo]:
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that could be allocated on ``device`` right now; None for the stand-in, whose memory is the host's.
 
-    Memory that torch caches unused for this process counts as free: torch releases it before it fails.
+    Memory that torch caches unused for this process counts as free: it is released before an allocation fails.
+
+    Raises:
+        DeviceError: the device does not answer.
     """
     if device.type != "cuda":
         return None
     import torch
 
-    free, _ = torch.cuda.mem_get_info(device)
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device {device} does not say how much memory is free: {error}") from error
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def give_back_cached(device: torch.device) -> None:
-    """Releases what torch caches unused for this process: memory of ``device``, and page-locked memory of the host."""
+    """Releases what torch caches unused for this process: memory of ``device``, and page-locked memory of the host.
+
+    What a lost device says to it is logged.
+    """
     if device.type == "cuda":
         import torch
 
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            _log.warning("device %s: unused memory was not given back: %s", device, error)
         give_back_locked()
 
 
@@ -143,8 +162,11 @@ def give_back_locked() -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, of a device or of the host: what asked for less would have been done."""
-    torch = sys.modules.get("torch")
-    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
+    if isinstance(error, RuntimeError):
+        torch = sys.modules.get("torch")
+        named = torch is not None and isinstance(error, torch.OutOfMemoryError)
+        return named or any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError)
 
 
 _context_lock = threading.Lock()

@@ -304,7 +304,9 @@ class DeviceTier(Tier):
             self.budget_bytes = max(budget_bytes, min(within, needed))
 
     def _grow(self, n_pages: int) -> None:
-        """As far as the device has room."""
+        """As far as the device has room. One that failed grows when it works again."""
+        if self._opened and self.failure is not None:
+            return
         free = available_bytes(self.device) if self._opened else None
         if free is not None:
             scratch = 0 if self.arena.taken else self.scratch_bytes

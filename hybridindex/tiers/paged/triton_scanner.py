@@ -182,14 +182,22 @@ class Workspace:
 
     @classmethod
     def of(cls, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> Workspace:
-        """The arena's workspace, made at the first call and anew for another scratch."""
+        """The arena's workspace, made at the first call and anew for another scratch.
+
+        Raises:
+            OutOfBudgetError: the device has no room for the scratch now.
+        """
         with cls._making:
             key = id(arena.data)
             made = cls._made.get(key)
-            if made is None:
-                weakref.finalize(arena.data, cls._made.pop, key, None).atexit = False
-            if made is None or made.scratch_bytes != scratch_bytes:
-                made = cls._made[key] = cls(arena, codec, scratch_bytes)
+            if made is not None and made.scratch_bytes == scratch_bytes:
+                return made
+            # The old scratch goes first, with the scans that read it: the device may have no room for both.
+            cls._made.pop(key, None)
+            del made
+            made = cls(arena, codec, scratch_bytes)
+            weakref.finalize(arena.data, cls._made.pop, key, None).atexit = False
+            cls._made[key] = made
             return made
 
     @classmethod

@@ -22,6 +22,7 @@ from hybridindex.tiers.shard.builder import ShardBuilder, ShardLoad
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
 from hybridindex.tiers.shard.scanner import ShardScanner, StandInShard
+from hybridindex.types import I64
 
 __all__ = ["ShardTier"]
 
@@ -148,6 +149,12 @@ class ShardTier(Tier):
         """See :meth:`hybridindex.tiers.contract.tier.Tier.resize`: the next shard is built within ``budget_bytes``."""
         self._builder.keep_to(budget_bytes)
         self.budget_bytes = max(budget_bytes, self.used_bytes)
+
+    def lists_beyond(self, residency: Residency, budget_bytes: int) -> I64:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.lists_beyond`: a shard goes as a whole."""
+        if self.used_bytes <= budget_bytes:
+            return super().lists_beyond(residency, budget_bytes)
+        return residency.resident_lists(self.ordinal)
 
     # Scan
 

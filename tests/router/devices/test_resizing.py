@@ -8,9 +8,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from hybridindex.router import Router
 from hybridindex.router.devices import opening
+from hybridindex.tiers.contract import devices
 from hybridindex.tiers.paged import device_tier
 from hybridindex.tiers.paged.device_tier import PagedMemory
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
@@ -209,4 +211,31 @@ def test_a_device_with_too_little_room_takes_what_there_is_and_the_rest_later(in
         check(index, clustered(5), 10, 8, router.search(clustered(5), 10, 8))
         free[0] = 1 << 30
         router._served.placement.complete()
+        assert router.stats().unplaced_lists == 0
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["unseen", "failed"])
+def test_a_plan_is_applied_where_a_device_was_lost(index, monkeypatch, noted):
+    """It does not grow. The host serves, and lists come when it works again."""
+
+    def lost(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with Router(index, plan=plan_of(index, 0.1), devices=["cpu"], lookahead_bytes=0) as router:
+        [tier], asked = router.devices, []
+        before = tier.arena.pages.n_pages
+        with monkeypatch.context() as patch:
+            patch.setattr(tier, "retry_due", lambda _now: False)
+            patch.setattr(torch.cuda, "mem_get_info", lambda *_: asked.append(1) or lost())
+            patch.setattr(
+                device_tier, "available_bytes", lambda _device: devices.available_bytes(torch.device("cuda", 0))
+            )
+            if noted:
+                tier.fail(RuntimeError("CUDA error"))
+            router.apply_plan(plan_of(index, 0.6))
+            assert (tier.arena.pages.n_pages, bool(asked)) == (before, not noted)
+            check(index, clustered(5), 10, 8, router.search(clustered(5), 10, 8))
+        assert tier.recover().result(WAIT_S)
+        router._served.placement.restore(tier)
+        assert tier.arena.pages.n_pages > before
         assert router.stats().unplaced_lists == 0

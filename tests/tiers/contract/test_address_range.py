@@ -129,6 +129,35 @@ def test_a_gpu_maps_what_is_asked_for_zeroes_it_and_gives_it_back():
     assert (driver.mapped, driver.handles, driver.reserved) == ({}, {}, None)
 
 
+def test_what_torch_caches_unused_is_room(monkeypatch):
+    driver, asked = Driver(room=2 * PART), []
+
+    def give_back(device):
+        asked.append(device)
+        driver.room += 2 * PART if len(asked) == 1 else 0
+
+    monkeypatch.setattr(address_range, "give_back_cached", give_back)
+    memory = OnDriver(DEVICE, 8 * PART, driver)
+    memory.commit(1, 3)
+    assert (parts_of(driver), asked) == ([0, 1, 2, 3], [DEVICE])
+    with pytest.raises(OutOfBudgetError):
+        memory.commit(4, 1)
+    assert asked == [DEVICE, DEVICE]
+
+
+def test_memory_that_a_lost_device_does_not_clear_is_given_back(monkeypatch):
+    driver = Driver()
+    memory = OnDriver(DEVICE, 8 * PART, driver)
+
+    def lost(_part):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.Tensor, "zero_", lost)
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        memory.commit(1, 3)
+    assert parts_of(driver) == [0]
+
+
 @pytest.mark.parametrize("fails", ["", "cuMemMap", "cuMemSetAccess"])
 def test_parts_come_together_or_not_at_all(fails):
     driver = Driver(room=4 * PART)

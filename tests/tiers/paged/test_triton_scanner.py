@@ -16,14 +16,17 @@ import torch
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.index import build
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import launch_shapes
 from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.tables.scan_tables import GROUP
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
-from hybridindex.tiers.paged.triton_scanner import TritonScanner
+from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.clustered import clustered
 from tests.oracle import ROUNDED, check_answer
 from tests.tiers.paged.scanning import scanning
@@ -387,3 +390,29 @@ def test_importing_the_scanner_imports_neither_triton_nor_torch():
     root = Path(__file__).resolve().parents[3]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.strip() == "[]"
+
+
+def test_another_scratch_takes_the_place_of_the_old_one(monkeypatch):
+    """A device has no room for both."""
+    arena = PageArena(torch.device("cpu"), PageGeometry.for_code_size(64), 4)
+    codec = DeviceCodec(kind="f32", dim=16, code_size=64, by_residual=False)
+    room, empty, taken = 8 << 20, torch.empty, []
+
+    def limited(words, **options):
+        if 4 * (words + sum(each().numel() for each in taken if each() is not None)) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made = empty(words, **options)
+        taken.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(torch, "empty", limited)
+    scanning_now = Workspace.of(arena, codec, 6 << 20)
+    with pytest.raises(OutOfBudgetError):
+        Workspace.of(arena, codec, 5 << 20)
+    del scanning_now
+    assert Workspace.of(arena, codec, 5 << 20).scratch_bytes == 5 << 20
+    assert Workspace.of(arena, codec, 6 << 20) is Workspace.of(arena, codec, 6 << 20)
+    key = id(arena.data)
+    del arena
+    gc.collect()
+    assert key not in Workspace._made

@@ -54,7 +54,7 @@ class AddedLoad:
 
     def step(self) -> bool:
         """Copies as many rows as one send takes; False when all is done."""
-        if not self._usable():
+        if self._pages.away or not self._usable():
             settle(self.future, self._n_rows)
             return False
         if self._waiting is None:

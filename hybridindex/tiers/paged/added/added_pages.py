@@ -64,6 +64,8 @@ class AddedPages:
         #: Held while pages and rows change together.
         self._lock = threading.Lock()
         self._held = HeldRows(origin=None, rows=np.zeros(nlist, np.int64), losses=np.zeros(nlist, np.int64))
+        #: Whether movers end what they copy, after the rows that are on their way.
+        self.away = False
 
     @property
     def held(self) -> HeldRows:
@@ -124,6 +126,10 @@ class AddedPages:
     def drop_device(self, ordinal: int) -> None:
         """Forgets what one device holds."""
         self.drop(np.flatnonzero(self._store.current.list_device == ordinal))
+
+    def wait_reclaimed(self, timeout_s: float) -> bool:
+        """Waits until all pages that were given up are free; False after ``timeout_s``."""
+        return self._store.wait_reclaimed(self._store.current.version, timeout_s)
 
     def check_invariants(self) -> None:
         """Asserts that rows are known where there are pages, and nowhere else."""
