@@ -65,6 +65,7 @@ __all__ = [
     "file_error",
     "how_to_install",
     "io_cure",
+    "without_path",
 ]
 
 #: No room: of the disk, of a quota, of a limit of file sizes.
@@ -373,6 +374,16 @@ def how_to_install(*extras: str) -> str:
     of_extras = re.compile(rf"extra == .({'|'.join(extras)}).$")
     found = [entry.partition(";")[0].strip() for entry in needed if of_extras.search(entry)]
     return "pip install " + " ".join(f"'{package}'" for package in found)
+
+
+def without_path(text: str, path: str | PathLike[str]) -> str:
+    """``text`` for clients, who are told no paths: INDEX stands for ``path``. A name alone may be any word: it stays,
+    but for where it begins a path."""
+    import re
+
+    name = os.fspath(path)
+    end = r"(?![\w-]|\.\w)" if os.sep in name else f"(?={os.sep})"
+    return re.sub(rf"(?<![\w./-]){re.escape(name)}{end}", "INDEX", text)
 
 
 def io_cure(error: OSError) -> str:

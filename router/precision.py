@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hybridindex.config import MAX_BATCH_QUERIES, MAX_K, RouterConfig
-from hybridindex.errors import InvalidInputError, ProfileMismatchError, UnsupportedIndexError
+from hybridindex.errors import InvalidInputError, ProfileMismatchError, UnsupportedIndexError, without_path
 from hybridindex.index.ivf import CodedIndex, IVFIndex
 from hybridindex.index.rabitq.codes import RabitqCodes
 from hybridindex.index.rabitq.spec import RabitqSpec
@@ -97,7 +97,7 @@ def choose_precision(index: IVFIndex, config: RouterConfig, planned: str | None 
                 "(hybridindex compress) or plan with precision 'codes', or give rows 'resident'"
             )
         # Why is for clients, too, who are told no paths.
-        why = why.replace(str(index.path), "INDEX")
+        why = without_path(why, index.path)
         return Precision(index=index, has_devices=bool(config.devices), why=why)
 
     def codes() -> Precision:

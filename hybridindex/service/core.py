@@ -6,6 +6,7 @@ Searches are coroutines of one event loop; all other calls may block and belong 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,7 +171,7 @@ class Service(OfOneProcess):
             prepared.close()
             raise
         if first.note:
-            _log.warning("serving on the host: %s", first.note.replace("INDEX", str(index.path)))
+            _log.warning("serving on the host: %s", re.sub(r"\bINDEX\b", lambda _: str(index.path), first.note))
         service = cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
         try:
             if choice.plan is None or choice.plan_id is None:

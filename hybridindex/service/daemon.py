@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridindex import filesystem
-from hybridindex.errors import FileError, MissingDependencyError, ServiceError, cannot_read, how_to_install
+from hybridindex.errors import (
+    FileError,
+    HybridIndexError,
+    MissingDependencyError,
+    cannot_read,
+    how_to_install,
+    without_path,
+)
+from hybridindex.index.storage.generation import read_current
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.router.remote.loop_thread import new_event_loop
 from hybridindex.service.auth import Keyring
@@ -259,12 +267,14 @@ def _addresses(indexes: Mapping[str, IndexConfig]) -> tuple[dict[str, DaemonAddr
     for name, told in indexes.items():
         assert told.path is not None
         try:
+            if not filesystem.is_dir(told.path):
+                read_current(told.path)  # says that none is there, before a lock would make a folder
             addresses[name] = DaemonAddress(told.path)
-        except ServiceError as error:
+        except HybridIndexError as error:
             if len(problems) + 1 == len(indexes):
                 raise
             _log.error("index %s cannot be served: %s", name, error)
-            problems[name] = str(error).replace(str(told.path), "INDEX")
+            problems[name] = without_path(str(error), told.path)
     return addresses, problems
 
 

@@ -23,6 +23,7 @@ from hybridindex.errors import (
     ProfileError,
     ReloadError,
     StoreError,
+    without_path,
 )
 from hybridindex.index import Manifest, open_index, remove_replaced
 from hybridindex.index.rabitq.codes import are_whole
@@ -226,7 +227,7 @@ class Generations:
         words = f"{which} cannot serve: {what}; generation {served} goes on serving"
         _log.error("reload: %s", words, exc_info=not isinstance(error, HybridIndexError))
         self.counts.failed += 1
-        self.counts.last_error = words.replace(str(self._current.index.path), "INDEX")
+        self.counts.last_error = without_path(words, self._current.index.path)
         self._record("reload_failed", {"why": self.counts.last_error})
 
     def _restored(self, codes: RabitqSpec | None) -> bool:

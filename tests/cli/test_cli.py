@@ -476,6 +476,13 @@ def test_an_index_is_compressed_described_and_freed_of_its_codes(cli, files, tmp
     assert "real queries (--queries) may need more" in told.err
     whole = cli("verify", idx, "--json")
     assert (whole.json["rabitq_bits"], whole.json["rabitq_problem"], whole.json["ok"]) == (1, None, True)
+    (table,) = idx.glob("gen-*/lists.xxh3.npy")
+    digests = table.read_bytes()
+    table.write_bytes(digests[:-1] + bytes([digests[-1] ^ 1]))
+    damaged = cli("verify", idx, "--json")
+    assert (damaged.code, damaged.json["ok"]) == (ExitCode.BAD_INDEX, False)
+    assert "lists.xxh3.npy is damaged" in damaged.json["digests_problem"]
+    table.write_bytes(digests)
     next(idx.glob("gen-*/rabitq-*.bin")).write_bytes(b"")
     damaged = cli("verify", idx, "--json")
     assert damaged.code == ExitCode.BAD_INDEX

@@ -211,6 +211,14 @@ def test_serve_refuses_by_field(cli, index_path, words, field):
     assert field in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize("command", ["serve", "status"])
+def test_a_folder_that_is_not_there_is_not_made(cli, tmp_path, command):
+    answer = cli(command, tmp_path / "typo", "--json")
+    assert answer.code == ExitCode.BAD_INPUT
+    assert "does not exist; expected an index directory" in answer.json["error"]["message"]
+    assert not (tmp_path / "typo").exists()
+
+
 def test_keys_are_made_listed_and_revoked(cli, tmp_path):
     file = tmp_path / "keys.json"
     made = cli("keys", "add", file, "web", "--json")

@@ -198,6 +198,7 @@ BAD_VECTORS: list[tuple[Any, str]] = [
     (_chunks(X, _broken(1.6e18, 1)), r"vectors\[601\] has length"),
     (X * np.float32(1e19), r"vectors\[0\] has length"),
     ("a\0b.npy", "holds a null character"),
+    ("a\udce9.npy", r"'a\\udce9.npy' is not UTF-8"),
 ]
 
 

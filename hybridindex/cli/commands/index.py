@@ -15,7 +15,17 @@ from rich.table import Table
 import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.api import STORE_FILE, copy_store
-from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_ids, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.console import (
+    CliProgress,
+    ExitCode,
+    emit,
+    err,
+    load_ids,
+    load_npy,
+    parse_bytes,
+    readable_bytes,
+    telling_commit,
+)
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json, Key, StoreUrl
 from hybridindex.cli.row_parts import MOST_ROWS, RowInput, open_target
@@ -39,6 +49,8 @@ from hybridindex.index.integrity import name_lists
 from hybridindex.index.rabitq.spec import CandidateTable
 from hybridindex.index.share.record import read_held
 from hybridindex.index.storage.beside import missing_shared
+from hybridindex.index.storage.list_digests import read_digests
+from hybridindex.index.storage.manifest import DIGESTS_FILE, LISTS_FILE
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
 
@@ -126,6 +138,16 @@ def index_table(facts: dict[str, Any], title: str) -> Table:
         shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
     return table
+
+
+def _digests_problem(opened: hx.Index) -> str | None:
+    """Of single lists; an index of an older version has none, and is whole."""
+    rows = opened.ivf.rows
+    file = rows.integrity.folder / DIGESTS_FILE
+    of_lists = rows.manifest.files[LISTS_FILE].xxh3_128
+    if not filesystem.exists(file) or read_digests(file, of_lists, rows.nlist) is not None:
+        return None
+    return f"{file.name} is damaged: damage of a list would not say of which; the next generation has it anew"
 
 
 def _attribute_problem(opened: hx.Index) -> str | None:
@@ -272,6 +294,7 @@ def register(app: typer.Typer) -> None:
         if seed is not None:
             options["seed"] = seed
         with (
+            telling_commit(index, as_json=json),
             CliProgress(quiet=json) as progress,
             hx.build(
                 source.file(vectors),
@@ -313,6 +336,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Import a faiss IVF index file, pre-transforms included."""
         with (
+            telling_commit(index, as_json=json),
             CliProgress(quiet=json) as progress,
             hx.from_faiss(
                 file,
@@ -518,12 +542,14 @@ def register(app: typer.Typer) -> None:
             facts = describe(opened)
             facts["attributes_problem"] = _attribute_problem(opened)
             facts["share_problem"] = _share_problem(opened)
+            facts["digests_problem"] = _digests_problem(opened)
             facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
         facts["snapshot_problem"] = _snapshot_problem(index)
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
         damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
         damaged += [] if facts["share_problem"] is None else ["the share has damaged lists"]
+        damaged += [] if facts["digests_problem"] is None else [f"the rows are whole, {facts['digests_problem']}"]
         lost = missing_shared(opened.ivf.rows.integrity.folder)
         damaged += [f"{name} is gone, and with it the texts of the rows" for name in lost]
         damaged += [] if facts["snapshot_problem"] is None else ["it is not what the snapshot was"]

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import CorruptIndexError, InvalidInputError, UnreadableIndexError
+from hybridindex.errors import CorruptIndexError, InvalidInputError, UnreadableIndexError, without_path
 from hybridindex.index.attributes.columns import schema_of
 from hybridindex.index.attributes.stored import StoredAttributes
 from hybridindex.index.attributes.where import matching
@@ -160,7 +160,7 @@ class RowFilters:
             except (CorruptIndexError, UnreadableIndexError) as error:
                 why = str(error)
         # Clients are told it, too, and no paths.
-        why = why.replace(str(index.path), "INDEX") or "hybridindex attributes INDEX TABLE gives them"
+        why = without_path(why, index.path) or "hybridindex attributes INDEX TABLE gives them"
         raise InvalidInputError(f"where is given, and the index has no attributes: {why}")
 
     def check(self, wanted: Any) -> RowFilter:

@@ -101,13 +101,18 @@ def as_path(value: Any, name: str = "path") -> Path:
     """``value`` as a path.
 
     Raises:
-        InvalidInputError: it is no string or path, or holds a null character.
+        InvalidInputError: it is no string or path, or holds what no file name may, or what is no UTF-8.
     """
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
         raise InvalidInputError(f"{name} is a {type(value).__name__}; expected a string or a pathlib.Path")
     path = Path(value)
     if "\0" in str(path):
         raise InvalidInputError(f"{name} {str(path)!r} holds a null character; expected a file name")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        what = f"{name} {str(path)!a} is not UTF-8, as faiss needs names to be"
+        raise InvalidInputError(f"{what}; expected another one") from error
     return path
 
 

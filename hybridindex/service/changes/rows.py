@@ -34,6 +34,7 @@ from hybridindex.errors import (
     ServiceError,
     SupersededError,
     UnsupportedIndexError,
+    without_path,
 )
 from hybridindex.index import Manifest, read_manifest
 from hybridindex.index import open_index as open_directory
@@ -233,8 +234,7 @@ class RowWriter:
 
     def _without_path(self, text: str) -> str:
         for path in (self._path.absolute(), self._path.resolve(), self._path):
-            if path.is_absolute() or len(str(path)) > 2:
-                text = text.replace(str(path), "INDEX")
+            text = without_path(text, path)
         return text
 
     def _enter(self) -> Index:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError, ServiceError, StoreError
+from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError, ServiceError, StoreError, without_path
 from hybridindex.plans.planner import devices_of, plan_next
 from hybridindex.plans.precision import choose_view, view_of
 from hybridindex.plans.replan import PlanChanges
@@ -226,9 +226,10 @@ class _Opening:
         except HybridIndexError as error:
             if len(self._indexes) == 1:
                 raise
-            path = str(self._indexes[name].path)
+            path = self._indexes[name].path
+            assert path is not None
             _log.error("index %s (%s) cannot be served: %s", name, path, error)
-            self._problems[name] = str(error).replace(path, "INDEX")
+            self._problems[name] = without_path(str(error), path)
             self._error = error
 
     def _prepare(self, told: IndexConfig) -> Prepared:
