@@ -4,7 +4,6 @@ what changed since."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from hybridindex.index.storage.beside import generation_file, lead_to, share
 from hybridindex.index.storage.generation import CURRENT_FILE, generation_name, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
 from hybridindex.rag.collection import Collection, LiveDocuments, Noted
+from hybridindex.rag.collection.make import alone_with, at_once, is_taken
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, tokens_of_store, write_documents
 from hybridindex.rag.ingest import Reading, Spool, embedded, find_sources, mean_of, update
 from hybridindex.rag.ingest.columns import attribute_table, find_columns, parse_columns
@@ -147,7 +147,7 @@ def _build(
             # A build spools chunks as they come; here they come from the embedder.
             progress(*(("embed", done, read.count) if stage == "spool" else (stage, done, total)))
 
-        place = owned.enter_context(_at_once(index))
+        place = owned.enter_context(_place(index))
 
         def furnish(folder: Path) -> None:
             """Before the generation is the current one: texts and attributes come with it, or not at all."""
@@ -180,6 +180,8 @@ def _build(
                 nlist=layout.nlist,
                 codec=layout.codec,
                 nprobe=layout.nprobe,
+                # The vectors have length 1: it scales queries alone, and says that scores are cosines.
+                normalize=True,
                 memory_budget_bytes=parse_bytes(layout.memory),
                 replace=layout.replace,
                 prepare=furnish,
@@ -226,22 +228,14 @@ def _check_columns(said: str | None, there: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _at_once(index: Path) -> Iterator[Path]:
+def _place(index: Path) -> Iterator[Path]:
     """Where to build: beside a new place, under whose name everything appears when the block ends well; or in the place
     itself, where something is."""
-    if filesystem.exists(index) and (not filesystem.is_dir(index) or filesystem.list_folder(index)):
-        yield index
-        return
-    place = index.absolute()
-    draft = place.with_name(f".{place.name}.new-{os.getpid()}")
-    filesystem.discard_tree(draft)
-    try:
-        yield draft
-        filesystem.rename(draft, place)
-        filesystem.sync_folder(place.parent)
-    except BaseException:
-        filesystem.discard_tree(draft)
-        raise
+    with contextlib.ExitStack() as held:
+        if not is_taken(index):
+            held.enter_context(alone_with(index))
+        # Another one may have made it meanwhile.
+        yield index if is_taken(index) else held.enter_context(at_once(index))
 
 
 def _update(

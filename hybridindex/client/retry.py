@@ -75,7 +75,9 @@ class Attempts:
         again = isinstance(error, UnreachableError) and repeatable and self._failed < self._policy.attempts
         if not told and not again:
             raise error
-        ceiling: float = min(self._policy.longest_pause_s, self._policy.first_pause_s * 2 ** (self._failed - 1))
+        # A daemon that says when may be asked so often that the power would be no float.
+        doubled = self._policy.first_pause_s * 2 ** min(self._failed - 1, 1000)
+        ceiling: float = min(self._policy.longest_pause_s, doubled)
         pause = ceiling * self._draw()
         if isinstance(error, OverloadedError | BusyWritingError):
             # Up to a tenth more: clients refused together must not come back together.

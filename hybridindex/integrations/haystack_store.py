@@ -155,9 +155,10 @@ class HybridIndexDocumentStore:
         every, written = list({document.id: given[document.id] for document in documents}.values()), 0
         for start in range(0, len(every), _BATCH):
             batch = every[start : start + _BATCH]
-            if policy == DuplicatePolicy.SKIP:
-                there = self._collection.get([document.id for document in batch])
-                batch = [document for document in batch if document.id not in there]
+            there = {} if policy == DuplicatePolicy.OVERWRITE else self._collection.get([each.id for each in batch])
+            if fails and there:
+                raise DuplicateDocumentError(f"{len(there)} ids are there already, among them {next(iter(there))!r}")
+            batch = [document for document in batch if document.id not in there]
             try:
                 # In their order, which is that of filter_documents.
                 for _, part in itertools.groupby(batch, lambda document: document.embedding is None):
@@ -183,11 +184,18 @@ class HybridIndexDocumentStore:
         """Gives the documents that meet filters further metadata; how many.
 
         Raises:
-            InvalidInputError: embeddings are not kept.
+            InvalidInputError: embeddings are not kept, by this store or by what wrote a document.
         """
         if not self._keep_embeddings:
             raise InvalidInputError("keep_embeddings is False; expected True: an update writes documents anew")
-        found = self.filter_documents(filters)
+        items = list(self._matching(filters))
+        found = [self._found(item) for item in items]
+        bare = [item.id for item, document in zip(items, found, strict=True) if document.embedding is None]
+        if rowed := self._collection.rowed([row for row in bare if row is not None]):
+            raise InvalidInputError(
+                f"the embeddings of {len(rowed)} documents were not kept with them, and an update would lose them; "
+                "write them anew, with embeddings"
+            )
         documents = [dataclasses.replace(document, meta={**document.meta, **meta}) for document in found]
         self.write_documents(documents, DuplicatePolicy.OVERWRITE)
         return len(documents)

@@ -248,7 +248,7 @@ class HybridIndexVectorStore(VectorStore):
         return self._collection.search([embedding], k, condition=condition, where=where, nprobe=nprobe)[0]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """From 0, unlike, to 1, equal."""
+        """From 0, unlike, to 1, equal; of inner products of vectors of any length, which have no bound, a sigmoid."""
         if self._collection.metric == "l2":
             return lambda distance: 1 / (1 + distance)
         if self._collection.normalize:

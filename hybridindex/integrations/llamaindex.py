@@ -193,7 +193,7 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
         """Deletes nodes by their ids, by metadata, or those that meet both."""
         if node_ids is None and filters is None:
             raise InvalidInputError("node_ids and filters are both missing; expected one of them, or clear()")
-        self._collection.delete(keys=[node.node_id for node in self.get_nodes(node_ids, filters)])
+        self._collection.delete([item.id for item in self._items(node_ids, filters) if item.id is not None])
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
@@ -210,13 +210,16 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """Nodes by their ids, by metadata, or those that meet both; neither: all."""
+        return [_node_of(item) for item in self._items(node_ids, filters)]
+
+    def _items(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[Item]:
         items: Iterable[Item] = (
             self._collection.items() if node_ids is None else self._collection.get(node_ids).values()
         )
         if filters is not None and (condition := _condition(filters)) is not None:
             wanted = set(self._collection.matching(condition))
             items = [item for item in items if item.id in wanted]
-        return [_node_of(item) for item in items]
+        return items
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None

@@ -21,6 +21,12 @@ def _tokens(stored: StoredPassage, first_char: int) -> list[str]:
     return [text[a:b] for a, b in zip(places, [*places[1:], len(text)], strict=True)]
 
 
+def _passage(documents: DocumentStore, row: int) -> StoredPassage | None:
+    """None: it was deleted. Raises DocumentStoreError: no passage of a store comes or goes, and this is none."""
+    found = documents.find([row]).get(row)
+    return documents.read([row])[row] if found is None and not documents.is_live else found
+
+
 def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> str:
     """The passage without its first ``staleness`` tokens, and with as many of what follows it in its document.
 
@@ -29,11 +35,14 @@ def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> 
 
     Raises:
         InvalidInputError: a negative staleness.
-        DocumentStoreError: no such passage.
+        DocumentStoreError: no such passage, in a store whose passages stay; in one that changes it was deleted, and the
+        text is empty.
     """
     if staleness < 0:
         raise InvalidInputError(f"staleness is {staleness}; expected 0 or more tokens")
-    stored = documents.read([passage_id])[passage_id]
+    stored = _passage(documents, passage_id)
+    if stored is None:
+        return ""
     if staleness == 0:
         return stored.document.text
     tokens = _tokens(stored, 0)
@@ -42,9 +51,9 @@ def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> 
         successor = stored.document.successor
         if len(tokens) >= staleness + length or successor is None:
             break
-        if documents.is_live and successor not in documents.find([successor]):
-            break  # it was deleted, and what came before it still names it
-        stored = documents.read([successor])[successor]
+        if (following := _passage(documents, successor)) is None:
+            break  # what came before it still names it
+        stored = following
         # Tokens include the white space after them, but a passage ends without any.
         if tokens:
             tokens[-1] = tokens[-1].rstrip() + " "

@@ -100,12 +100,15 @@ class TraceWriter:
             self._file.write(b"\n")
 
     def append(self, answer: Answer) -> None:
-        """Adds one run, whole, and syncs it. Raises TraceError for one that is too long."""
+        """Adds one run, whole, and syncs it. Raises TraceError for one that is too long, or no JSON."""
         events = [{"kind": _NAMES[type(event)], **asdict(event)} for event in answer.events]
         self._write({"pipeline": answer.pipeline, "question": answer.question, "events": events})
 
     def _write(self, record: dict[str, Any]) -> None:
-        line = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        try:
+            line = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        except ValueError as error:  # half of a surrogate pair, a log-probability that is no number
+            raise TraceError(f"a run does not fit a trace: {error}") from error
         if len(line) > _MAX_LINE:
             raise TraceError(f"a run of {len(line)} bytes does not fit a trace; expected {_MAX_LINE} at most")
         begin = self._file.seek(0, os.SEEK_END)

@@ -14,6 +14,7 @@ from hybridindex.cli.console import ExitCode
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.errors import DocumentStoreError, InvalidInputError
 from hybridindex.rag import embed
+from hybridindex.rag.collection.make import alone_with
 from hybridindex.rag.documents import DocumentStore, write_documents
 from hybridindex.rag.embed import EMBEDDER
 from hybridindex.service.auth import KeyFile
@@ -57,6 +58,8 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
     assert (made.json["count"], made.json["dim"], made.json["nlist"], made.json["nprobe"]) == (240, DIM, 8, 3)
     assert made.json["centered"] is False
     assert double.embeddings[0][1]["authorization"] == "Bearer secret"
+    with hx.open(tmp_path / "idx") as index:
+        assert index.ivf.manifest.normalized, "scores are cosines, and say so"
     with DocumentStore(tmp_path / "idx" / "documents.sqlite") as store:
         assert (store.info.embedder, store.info.dim, store.info.mean) == ("openai:toy", DIM, None)
 
@@ -238,6 +241,17 @@ def test_ingesting_again_takes_what_changed(cli, double, tmp_path):
     assert (anew.code, anew.json["count"], anew.json["sources"]["added"]) == (0, 3, 3)
     with DocumentStore(index / "documents.sqlite") as store:
         assert store.info.count == 3
+
+
+def test_who_builds_beside_another_is_told(cli, double, file, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybridindex.rag.collection.make._WAIT_S", 0)
+    words = ["--embedder", "openai:toy", "--embedder-url", double.url]
+    with alone_with(tmp_path / "idx"):
+        refused = cli("ingest", file, tmp_path / "idx", *words)
+    assert refused.code != 0
+    assert "another one makes" in unwrapped(refused.err)
+    assert cli("ingest", file, tmp_path / "idx", *words).code == 0
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["idx", "texts.jsonl"]
 
 
 def test_an_index_without_its_sources_is_built_anew(cli, double, file, tmp_path):

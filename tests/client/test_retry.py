@@ -59,6 +59,12 @@ def test_a_daemon_that_says_when_is_asked_until_the_time_is_over():
         once.pause_after(OverloadedError("full", retry_after_s=0.1), repeatable=True)
 
 
+def test_a_daemon_may_refuse_any_number_of_times():
+    tried, _ = attempts(timeout_s=3600.0)
+    refused = OverloadedError("full", retry_after_s=0)
+    assert {tried.pause_after(refused, repeatable=False) for _ in range(1100)} >= {2.5}
+
+
 def test_retry_after_is_the_least_pause():
     tried, _ = attempts(first_pause_s=0)
     assert 2 <= tried.pause_after(OverloadedError("full", retry_after_s=2), repeatable=False) <= 2.2

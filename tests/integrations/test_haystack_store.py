@@ -33,6 +33,7 @@ from haystack.testing.document_store_async import (
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.haystack_store import HybridIndexDocumentStore, HybridIndexEmbeddingRetriever
+from hybridindex.rag.collection import Item
 
 DIM = 8
 
@@ -160,6 +161,28 @@ def test_of_documents_with_one_id_the_first_is_kept_or_the_last(store):
     for policy, kept in ((DuplicatePolicy.SKIP, "first"), (DuplicatePolicy.OVERWRITE, "second")):
         store.write_documents(twice, policy)
         assert [d.content for d in store.filter_documents() if d.id == "twice"] == [kept]
+
+
+def test_a_duplicate_leaves_all_of_its_batch_unwritten(store):
+    given = [Document(id="new", content="new", embedding=[0.5] * DIM), Document(id="unembedded", content="again")]
+    with pytest.raises(DuplicateDocumentError, match="'unembedded'"):
+        store.write_documents(given)
+    assert store.count_documents() == 12
+    assert store.write_documents(given, DuplicatePolicy.SKIP) == 1
+
+
+def test_documents_that_others_wrote_are_found_by_their_numbers(store):
+    (row,) = store.collection.put([Item(text="other", metadata={"year": 2050})], [[0.5] * DIM])
+    number = str(row)
+    with pytest.raises(DuplicateDocumentError):
+        store.write_documents([Document(id=number, content="x")])
+    # Its embedding was not kept, and would be lost.
+    with pytest.raises(InvalidInputError, match="embeddings of 1 documents were not kept"):
+        store.update_by_filter(field("meta.year", "==", 2050), {"more": 1})
+    store.write_documents([Document(id=number, content="mine")], DuplicatePolicy.OVERWRITE)
+    assert [d.content for d in store.filter_documents() if d.id == number] == ["mine"]
+    store.delete_documents([number])
+    assert store.count_documents() == 12
 
 
 def test_policies_of_filters(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 pytest.importorskip("langchain_core", reason="langchain-core is not installed: make test-ecosystem")
@@ -13,8 +14,11 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
+import hybridindex as hx
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.langchain import HybridIndexVectorStore
+from hybridindex.rag.documents import Document as Passage
+from hybridindex.rag.documents import write_documents
 
 COLUMNS = {
     "year": "int",
@@ -137,6 +141,25 @@ def test_a_retriever_and_relevance(store):
     assert (nearest.id, round(relevance, 4)) == ("d2", 1)
     diverse = store.as_retriever(search_type="mmr", search_kwargs={"k": 3, "fetch_k": 6})
     assert len({d.id for d in diverse.invoke("text 2")}) == 3
+
+
+def test_an_index_that_something_else_made(tmp_path):
+    texts = [f"text {n}" for n in range(6)]
+    vectors = np.array(EMBEDDING.embed_documents(texts), dtype=np.float32)
+    with hx.build(vectors, tmp_path / "idx", normalize=True) as made:
+        passages = [Passage(id=n, text=text) for n, text in enumerate(texts)]
+        write_documents(
+            made.path / "documents.sqlite", passages, index_fingerprint=made.fingerprint, embedder="", dim=16
+        )
+    with HybridIndexVectorStore(tmp_path / "idx", EMBEDDING) as store:
+        ((found, relevance),) = store.similarity_search_with_relevance_scores("text 3", k=1)
+        assert (found.id, round(relevance, 4)) == ("3", 1)
+        assert store.get_by_ids(["3", "6"]) == [found]
+        found.page_content = "text 7"
+        store.add_documents([found])
+        assert [d.id for d in store.similarity_search("text 7", k=9)].count("3") == 1
+        store.delete(["3", "4"])
+        assert {d.id for d in store.similarity_search("text 3", k=9)} == {"0", "1", "2", "5"}
 
 
 def test_from_texts_and_what_does_not_fit(tmp_path):

@@ -22,6 +22,7 @@ from llama_index.core.vector_stores.types import (
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.llamaindex import HybridIndexVectorStore
+from hybridindex.rag.collection import Item
 
 COLUMNS = {"year": "int", "lang": "string", "tags": "list of strings"}
 DIM = 8
@@ -128,6 +129,17 @@ def test_what_is_deleted_is_found_no_more(store):
     assert ask(store).ids == []
     store.add(nodes()[:1])
     assert ask(store).ids == ["n0"]
+
+
+def test_nodes_that_others_wrote_are_named_by_their_numbers(store):
+    given = [Item(text="other", metadata={"year": 2050}), Item(text="more"), Item(text="named", key="13")]
+    assert store.client.put(given, np.ones((3, DIM))) == [13, 14, 15]
+    assert [node.text for node in store.get_nodes(["13", "14"])] == ["named", "more"]
+    assert ask(store, node_ids=["14"]).ids == ["14"]
+    store.delete_nodes(["14"])
+    store.delete_nodes(filters=asked(("year", "==", 2050)))
+    assert [node.text for node in store.get_nodes(["13", "14"])] == ["named"]
+    assert store.client.count() == 14
 
 
 def test_an_empty_store_answers(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import DocumentStoreError, InvalidInputError
+from hybridindex.rag.collection import Collection, Item
 from hybridindex.rag.documents import Document, DocumentStore, word_starts, write_documents
 from hybridindex.rag.shift import shift_passage, tail_of
 from tests.rag.world import DIM, ids, texts
@@ -161,6 +162,21 @@ def test_a_shift_leaves_out_repeated_titles(tmp_path):
     write(path, Document(id=1, text="a b c", successor=2), Document(id=2, text="title: d e f", lead=7))
     with DocumentStore(path) as store:
         assert shift_passage(store, 1, 2) == "c d e"
+
+
+def test_a_shift_of_what_was_deleted_ends(tmp_path):
+    with Collection(tmp_path / "idx") as collection:
+        follows = [Item(text=f"a{n} b{n}", successor=n + 1) for n in range(3)]
+        collection.put(follows, np.eye(3, dtype=np.float32))
+        with DocumentStore(tmp_path / "idx" / "documents.sqlite") as store:
+            assert shift_passage(store, 0, 1) == "b0 a1"
+            collection.delete([1])
+            assert shift_passage(store, 0, 1) == "b0"
+            assert [shift_passage(store, 1, staleness) for staleness in (0, 1)] == ["", ""]
+    # A store that stays has all passages that it names.
+    write(tmp_path / "d.sqlite", Document(id=1, text="a b", successor=2))
+    with DocumentStore(tmp_path / "d.sqlite") as store, pytest.raises(DocumentStoreError, match="has no passage 2"):
+        shift_passage(store, 1, 1)
 
 
 def test_long_texts_have_long_offsets(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from hybridindex.errors import InvalidInputError, TraceError
 from hybridindex.rag.generator import Finished, Prompt
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
+from hybridindex.rag.records import Generated, Piece
 from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces
 from tests.rag.test_pipelines import QUESTION, SAID, short
 from tests.rag.world import replay, spoken
@@ -57,6 +59,18 @@ def test_other_prompts_are_counted(recorded, retriever):
 def test_a_writer_goes_on_with_its_file(recorded):
     path, answers = recorded
     with TraceWriter(path, model="recorded") as writer:
+        writer.append(answers[0])
+    assert len(list(read_traces(path))) == len(PIPELINES) + 1
+
+
+@pytest.mark.parametrize("piece", [{"text": "\ud83d"}, {"text": "x", "logprobs": (-math.inf,)}])
+def test_a_run_that_is_no_json_is_refused_and_the_others_stay(recorded, piece):
+    path, answers = recorded
+    (first, *_) = (event for event in answers[0].events if isinstance(event, Generated))
+    bad = replace(answers[0], events=(replace(first, pieces=(Piece(tokens=1, at_s=0.1, **piece),)),))
+    with TraceWriter(path, model="recorded") as writer:
+        with pytest.raises(TraceError, match="does not fit a trace"):
+            writer.append(bad)
         writer.append(answers[0])
     assert len(list(read_traces(path))) == len(PIPELINES) + 1
 

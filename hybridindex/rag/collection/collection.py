@@ -41,14 +41,12 @@ from hybridindex.rag.collection.conditions import Condition, where_of
 from hybridindex.rag.collection.items import (
     Hit,
     Item,
-    as_stream,
     check_columns,
     column_values,
     matrix_of,
-    of_stream,
     refuse_twice,
 )
-from hybridindex.rag.collection.make import make_collection
+from hybridindex.rag.collection.make import alone_with, make_collection
 from hybridindex.rag.collection.present import are_there, ids_where
 from hybridindex.rag.collection.store import Begun, LiveDocuments, Noted
 from hybridindex.rag.documents import DOCUMENTS_FILE
@@ -222,7 +220,8 @@ class Collection:
             if self._opened(required=False) is None:
                 if vectors is None:
                     raise InvalidInputError(f"{self.path} has no index yet, and the first items have no vectors")
-                return self._make(items, vectors)
+                if (made := self._make(items, vectors)) is not None:
+                    return made
         index, store = self._both()
         if vectors is not None and vectors.shape[1] != index.dim:
             raise InvalidInputError(f"vectors have {vectors.shape[1]} dimensions; the index has {index.dim}")
@@ -232,7 +231,7 @@ class Collection:
             table = column_values(index.attributes, [item.metadata for item in items])
             before = store.as_they_are([*ids.tolist(), *(noted.successors if noted is not None else ())])
             leaving = np.array(sorted(store.items(gone)), dtype=np.int64)
-            number = store.begin_put(items, ids, vectors, as_stream(table), gone=leaving, noted=noted)
+            number = store.begin_put(items, ids, vectors, gone=leaving, noted=noted)
             try:
                 if vectors is None:
                     self._rows.delete(ids)
@@ -267,8 +266,8 @@ class Collection:
         store = opened[1]
         with store.changing():
             self._finish_begun()
-            wanted = list(store.ids_of(keys).values()) if keys is not None else [int(row) for row in ids or ()]
-            gone = np.array(sorted(store.items(wanted)), dtype=np.int64)
+            wanted = store.ids_of(keys).values() if keys is not None else () if ids is None else ids
+            gone = np.array(sorted(store.items(list(wanted))), dtype=np.int64)
             if not len(gone):
                 if noted is not None:
                     store.note(noted)
@@ -342,7 +341,8 @@ class Collection:
             if there := store.items(given):
                 raise DuplicateIdError(f"{len(there)} ids are there already, among them {min(there)}")
         rows: list[int] = []
-        fresh = itertools.count(self.next_id())
+        taken = set(given)
+        fresh = (row for row in itertools.count(self.next_id()) if row not in taken)
         for item in items:
             of_key = None if item.key is None else known.get(item.key)
             if item.id is not None and of_key not in (None, item.id):
@@ -374,7 +374,11 @@ class Collection:
 
     def _redo(self, begun: Begun) -> None:
         if begun.kind == "put":
-            self._rows.upsert(begun.vectors, begun.ids, of_stream(begun.attributes))
+            items = self.store.items(begun.ids.tolist())
+            rows = [items[row].metadata for row in begun.ids.tolist()]
+            # The columns may be others than when it was begun.
+            table = column_values(self.index.attributes, rows, refuse=False)
+            self._rows.upsert(begun.vectors, begun.ids, table)
             self.store.end(begun)
         else:
             self._rows.delete(begun.ids)
@@ -393,24 +397,26 @@ class Collection:
             if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
                 raise InvalidInputError(f"dim is {dim!r}; expected 1 or more")
             # An index is built from rows: one stands in for those to come, and goes.
-            self._make([Item(text="")], np.eye(1, dim, dtype=np.float32), keep=False)
-            return True
+            return self._make([Item(text="")], np.eye(1, dim, dtype=np.float32), keep=False) is not None
 
-    def _make(self, items: Sequence[Item], vectors: F32, *, keep: bool = True) -> list[int]:
-        """The first put. ``keep``: with the items."""
-        rows = make_collection(
-            self.path,
-            items,
-            vectors,
-            columns=self._wanted,
-            embedder=self._embedder,
-            token_starts=self._token_starts,
-            keep=keep,
-            metric=self._metric,
-            normalize=self._normalize,
-            codec=self._codec,
-        )
-        self._open()
+    def _make(self, items: Sequence[Item], vectors: F32, *, keep: bool = True) -> list[int] | None:
+        """The first put; None: another's was. ``keep``: with the items."""
+        with alone_with(self.path):
+            if self._opened(required=False) is not None:
+                return None
+            rows = make_collection(
+                self.path,
+                items,
+                vectors,
+                columns=self._wanted,
+                embedder=self._embedder,
+                token_starts=self._token_starts,
+                keep=keep,
+                metric=self._metric,
+                normalize=self._normalize,
+                codec=self._codec,
+            )
+            self._open()
         return rows
 
     # Searches
@@ -452,7 +458,7 @@ class Collection:
         options: dict[str, Any] = {} if where is None else {"where": where}
         if keys is not None or ids is not None:
             allowed = [] if keys is None else list(store.ids_of(keys).values())
-            options["allow_ids"] = np.array([*allowed, *(ids or ())], dtype=np.int64)
+            options["allow_ids"] = np.array([*allowed, *(() if ids is None else ids)], dtype=np.int64)
         if k > _MOST_K and index.n_live > _MOST_K:
             raise InvalidInputError(f"k is {k}; expected 1..{_MOST_K}, where there are more items")
         most = min(k, _MOST_K)
@@ -470,7 +476,7 @@ class Collection:
         ]
 
     def get(self, keys: Sequence[str]) -> dict[str, Item]:
-        """Items by key, of those that are there."""
+        """Items by key, of those that are there; an item without a key has its row's number for one."""
         opened = self._opened(required=False)
         if opened is None:
             return {}

@@ -21,13 +21,11 @@ from hybridindex.types import F32
 __all__ = [
     "Hit",
     "Item",
-    "as_stream",
     "check_columns",
     "column_values",
     "matrix_of",
     "metadata_json",
     "moment_of",
-    "of_stream",
     "refuse_twice",
 ]
 
@@ -87,8 +85,11 @@ def check_columns(columns: Mapping[str, str]) -> dict[str, str]:
     return dict(columns)
 
 
-def column_values(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Any:
+def column_values(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], *, refuse: bool = True) -> Any:
     """A pyarrow table with a record for each row: the metadata that are columns; None where there are no columns.
+
+    Args:
+        refuse: False: a value of another kind than its column is left out.
 
     Raises:
         InvalidInputError: a value of another kind than its column; names both.
@@ -100,27 +101,12 @@ def column_values(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]])
     arrays = []
     for each in schema:
         kind = columns[each.name]
-        arrays.append(pa.array([_fitting(each.name, kind, row.get(each.name)) for row in rows], type=each.type))
+        values = [_fitting(each.name, kind, row.get(each.name), refuse=refuse) for row in rows]
+        arrays.append(pa.array(values, type=each.type))
     return pa.table(arrays, schema=schema)
 
 
-def as_stream(table: Any) -> bytes:
-    """A pyarrow table as bytes; empty for None."""
-    if table is None:
-        return b""
-    pa = need("pyarrow")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def of_stream(stream: bytes) -> Any:
-    """The opposite of :func:`as_stream`."""
-    return need("pyarrow").ipc.open_stream(stream).read_all() if stream else None
-
-
-def _fitting(name: str, kind: str, value: Any) -> Any:
+def _fitting(name: str, kind: str, value: Any, *, refuse: bool) -> Any:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -136,6 +122,8 @@ def _fitting(name: str, kind: str, value: Any) -> Any:
         return moment
     if kind == "list of strings" and isinstance(value, list | tuple | set) and all(isinstance(v, str) for v in value):
         return list(value)
+    if not refuse:
+        return None
     raise InvalidInputError(f"metadata {name!r} is {value!r}; the index has a column of that name, which holds {kind}")
 
 

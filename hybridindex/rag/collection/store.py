@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ SourceFacts = tuple[str, int, int, str, str]
 
 #: How long another process may change the documents before a change is refused.
 _WAIT_S = 30.0
+#: A row, as a key.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 #: Ids or keys per SQL statement.
 _ASKED = 500
 _TABLES = (
@@ -43,6 +46,7 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS details_by_ref ON details (ref)",
     # Texts that have no vector, and so no row.
     "CREATE TABLE IF NOT EXISTS unrowed (id INTEGER PRIMARY KEY)",
+    # Attributes of a put follow from the metadata of its texts; older versions kept them here, too.
     "CREATE TABLE IF NOT EXISTS begun (number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL,"
     " ids BLOB NOT NULL, vectors BLOB NOT NULL, attributes BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS sources (name TEXT PRIMARY KEY, root TEXT NOT NULL, size INTEGER NOT NULL,"
@@ -62,8 +66,6 @@ class Begun:
     ids: I64
     #: (n, d) of a put.
     vectors: F32
-    #: An Arrow stream with a record for each row; empty: none.
-    attributes: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,6 @@ class LiveDocuments(DocumentStore):
         items: Sequence[Item],
         ids: I64,
         vectors: F32 | None,
-        attributes: bytes = b"",
         *,
         gone: I64 | None = None,
         noted: Noted | None = None,
@@ -218,19 +219,19 @@ class LiveDocuments(DocumentStore):
             marks = [(row,) for row in ids.tolist()]
             if vectors is None:
                 db.executemany("INSERT OR REPLACE INTO unrowed VALUES (?)", marks)
-                number = self._begin(db, "unrow", ids, b"", b"")
+                number = self._begin(db, "unrow", ids)
             else:
                 db.executemany("DELETE FROM unrowed WHERE id = ?", marks)
-                number = self._begin(db, "put", ids, vectors.astype("<f4").tobytes(), attributes)
+                number = self._begin(db, "put", ids, vectors.astype("<f4").tobytes())
             if gone is not None and len(gone):
-                self._begin(db, "delete", gone, b"", b"")
+                self._begin(db, "delete", gone)
             return number
 
     def begin_delete(self, ids: I64, noted: Noted | None = None) -> int:
         """Writes down that rows shall go, and their texts after them; the number of the change."""
         with self._transaction() as db:
             self._link(db, noted)
-            return self._begin(db, "delete", ids, b"", b"")
+            return self._begin(db, "delete", ids)
 
     def end(self, begun: Begun | int, gone: Iterable[int] = (), noted: Noted | None = None) -> None:
         """The index has it: crosses the change out, and removes the texts of rows that are ``gone``.
@@ -315,10 +316,10 @@ class LiveDocuments(DocumentStore):
                 db.execute("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?, ?)", [name, *said])
 
     @staticmethod
-    def _begin(db: sqlite3.Connection, kind: str, ids: I64, vectors: bytes, attributes: bytes) -> int:
+    def _begin(db: sqlite3.Connection, kind: str, ids: I64, vectors: bytes = b"") -> int:
         found = db.execute(
-            "INSERT INTO begun (kind, ids, vectors, attributes) VALUES (?, ?, ?, ?)",
-            [kind, ids.astype("<i8").tobytes(), vectors, attributes],
+            "INSERT INTO begun (kind, ids, vectors, attributes) VALUES (?, ?, ?, x'')",
+            [kind, ids.astype("<i8").tobytes(), vectors],
         )
         assert found.lastrowid is not None
         return found.lastrowid
@@ -351,16 +352,15 @@ class LiveDocuments(DocumentStore):
 
     def begun(self) -> list[Begun]:
         """Changes that were begun and not ended, in their order."""
-        found = self._rows("SELECT number, kind, ids, vectors, attributes FROM begun ORDER BY number")
+        found = self._rows("SELECT number, kind, ids, vectors FROM begun ORDER BY number")
         return [
             Begun(
                 number=number,
                 kind=kind,
                 ids=np.frombuffer(ids, dtype="<i8").astype(np.int64),
                 vectors=np.frombuffer(vectors, dtype="<f4").astype(np.float32).reshape(-1, self.info.dim),
-                attributes=attributes,
             )
-            for number, kind, ids, vectors, attributes in found
+            for number, kind, ids, vectors in found
         ]
 
     def count(self) -> int:
@@ -368,8 +368,12 @@ class LiveDocuments(DocumentStore):
         return int(self._rows("SELECT value FROM about WHERE name = 'count'")[0][0])
 
     def ids_of(self, keys: Sequence[str]) -> dict[str, int]:
-        """Rows by key, of those that are there."""
-        return dict(self._rows("SELECT key, id FROM details WHERE key IN ({})", keys))
+        """Rows by key, of those that are there. A row without a key has its number for one, unless that is another's
+        key."""
+        found: dict[str, int] = dict(self._rows("SELECT key, id FROM details WHERE key IN ({})", keys))
+        numbers = [int(key) for key in keys if key not in found and _NUMBER.fullmatch(key)]
+        keyless = f"SELECT p.id {_FROM} WHERE d.key IS NULL AND p.id IN ({{}})"
+        return found | {str(row): row for (row,) in self._rows(keyless, [row for row in numbers if row < 1 << 63])}
 
     def ids_of_refs(self, refs: Sequence[str]) -> list[int]:
         """Rows of all parts of these."""

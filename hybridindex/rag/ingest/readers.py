@@ -16,14 +16,14 @@ from hybridindex.errors import FileError, InvalidInputError, MissingDependencyEr
 from hybridindex.rag.collection.items import metadata_json
 from hybridindex.rag.documents import MAX_TEXT
 from hybridindex.rag.ingest.sources import GivenText, Source
-from hybridindex.rag.ingest.texts import TextFile, split_words
+from hybridindex.rag.ingest.texts import TextFile, count_words, split_words
 
 __all__ = ["Chunk", "Reading", "check_name", "read_chunks"]
 
 #: Words of a chunk of what is one long text, where nothing else is said.
 _WORDS = 200
 #: A change of how files are read makes all chunks anew.
-_READER = 1
+_READER = 2
 _PARQUET_ROWS = 1024
 _HEADING = re.compile(r"#{1,6}\s")
 #: What begins a tag, and no comment, and has no end before the next one begins.
@@ -88,13 +88,19 @@ def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]
     for number, chunk in enumerate(_chunks(source, reading)):
         try:
             chunk.text.encode()
+            chunk.source.encode()
             if chunk.metadata:
                 json.dumps(chunk.metadata, ensure_ascii=False, default=str).encode()
         except UnicodeError:
             raise InvalidInputError(
-                f"texts {source.name!r} hold half of a surrogate pair in passage {number} (from 0) or its metadata, "
-                "which is no text"
+                f"texts {source.name!r} hold half of a surrogate pair in passage {number} (from 0), its source or its "
+                "metadata, which is no text"
             ) from None
+        if len(chunk.text) > MAX_TEXT:
+            raise InvalidInputError(
+                f"texts {source.name!r} have {len(chunk.text)} characters in passage {number} (from 0); expected "
+                f"{MAX_TEXT} at most: ask for fewer words (--words)"
+            )
         yield chunk
 
 
@@ -153,8 +159,6 @@ def _rows(source: Source) -> Iterator[tuple[str, str, int | None, dict[str, Any]
                     text, label, given = row.pop("text"), row.pop("source", None) or "", row.pop("id", None)
                     if not isinstance(text, str) or not text.strip():
                         raise InvalidInputError(f"{source.path}, row {at}, has no text; expected one in column 'text'")
-                    if len(text) > MAX_TEXT:
-                        raise InvalidInputError(f"{source.path}, row {at}, has {len(text)} characters; use --words")
                     if not isinstance(label, str):
                         raise InvalidInputError(f"{source.path}, row {at}: source is {label!r}; expected a string")
                     if given is not None and (not isinstance(given, int) or not 0 <= given < 1 << 63):
@@ -210,7 +214,7 @@ def _sections(text: str, words: int) -> Iterator[str]:
     held: list[str] = []
     count, only_headings = 0, True
     for paragraph in (part.strip() for part in re.split(r"\n\s*\n", text)):
-        n, is_heading = len(paragraph.split()), _HEADING.match(paragraph) is not None
+        n, is_heading = count_words(paragraph), _HEADING.match(paragraph) is not None
         # Text may follow on the next line.
         is_bare = all(_HEADING.match(line) for line in paragraph.splitlines())
         if held and not only_headings and (count + n > words or is_heading):

@@ -34,6 +34,8 @@ from tests.rag.collection.world import (
     vectors_of,
 )
 
+VECTORS = vectors_of(map(str, range(9)))
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -231,6 +233,88 @@ def test_a_store_that_never_changed_is_given_to_its_lineage(tmp_path):
         Collection(tmp_path / "idx", embedder="other")
     with pytest.raises(DocumentStoreError, match="changes with its index"):
         write_documents(tmp_path / "idx" / "documents.sqlite", [], index_fingerprint="f", embedder="e", dim=2)
+
+
+def test_rows_without_keys_are_named_by_their_numbers(tmp_path):
+    with Collection(tmp_path / "idx") as collection:
+        collection.put([Item(text=f"first {n}", key=key) for n, key in enumerate([None, "k", None, "2"])], VECTORS[:4])
+        assert {key: item.id for key, item in collection.get(["0", "1", "2", "00", "-1", "9" * 19]).items()} == {
+            "0": 0, "2": 3,
+        }  # fmt: skip
+        assert collection.put([Item(text="second 0", key="0")], VECTORS[:1]) == [0]
+        assert [item.text for item in collection.items()] == ["second 0", "first 1", "first 2", "first 3"]
+        assert collection.delete(keys=["2"]) == 1
+        assert collection.delete(keys=["1", "2"]) == 1
+        assert [item.id for item in collection.items()] == [0, 1]
+
+
+def test_ids_may_be_arrays(path):
+    with Collection(path) as collection:
+        assert found(collection, 3, k=9, ids=np.array([3, 4])) == ["k3", "k4"]
+        assert collection.delete(np.array([0])) == 1
+        assert collection.delete(np.array([1, 2])) == 2
+        assert collection.delete(np.array([], dtype=np.int64)) == 0
+        assert collection.count() == 2
+
+
+def test_new_numbers_are_none_that_are_given(path):
+    with Collection(path) as collection:
+        assert collection.put([Item(text="x"), Item(text="y", id=5), Item(text="z")], VECTORS[:3]) == [6, 5, 7]
+
+
+def test_who_puts_first_beside_another_puts_second(tmp_path):
+    for name in ("a", "b", "c"):
+        together, errors = threading.Barrier(3), []
+
+        def write(first, path=tmp_path / name, together=together, errors=errors):
+            with Collection(path, columns=COLUMNS) as collection:
+                together.wait()
+                try:
+                    if not first:
+                        collection.create(DIM)
+                    put(collection, range(first, first + 20))
+                except Exception as error:  # noqa: BLE001 - shown by the test
+                    errors.append(error)
+
+        threads = [threading.Thread(target=write, args=(first,)) for first in (0, 20, 40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert len(state(tmp_path / name)) == 60
+        check(tmp_path / name)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_a_draft_of_who_died_is_replaced(tmp_path):
+    (tmp_path / ".idx.new").mkdir()
+    (tmp_path / ".idx.new" / "half").touch()
+    (tmp_path / ".idx.new.lock").touch()
+    with Collection(tmp_path / "idx", columns=COLUMNS) as collection:
+        put(collection, range(3))
+    assert [file.name for file in tmp_path.iterdir()] == ["idx"]
+    check(tmp_path / "idx")
+
+
+def test_a_change_that_was_begun_is_made_with_the_columns_of_today(path):
+    with Collection(path) as collection, collection.store.changing():
+        begun = [Item(text="late", key="late", metadata={"lang": "en", "more": 1, "year": 2000})]
+        collection.store.begin_put(begun, np.array([50]), VECTORS[:1])
+    with hx.open(path, write=True) as index:
+        index.set_attributes({"more": list(range(5)), "year": ["old"] * 5}, ids=np.arange(5))
+        assert index.attributes == {"more": "int", "year": "string"}
+    with Collection(path) as collection:
+        assert put_plain(collection, "next") == [51]
+        assert collection.store.begun() == []
+        assert [item.key for item in collection.items()][-2:] == ["late", "next"]
+        # Of the column that has another kind by now it has no value.
+        assert collection.matching(Compare("more", "=", 1)) == [1, 50]
+        assert 50 not in collection.matching(Compare("year", "<>", None))
+
+
+def put_plain(collection, key):
+    return collection.put([Item(text=key, key=key)], vectors_of([key]))
 
 
 def test_an_index_compacted_before_its_texts_ever_changed_keeps_them(tmp_path):

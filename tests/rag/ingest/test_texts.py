@@ -12,6 +12,7 @@ from hybridindex.rag.documents import MAX_TEXT, Document
 from hybridindex.rag.ingest import Reading, TextFile, embedded, find_sources, mean_of
 from hybridindex.rag.ingest.readers import _sections
 from hybridindex.rag.ingest.spool import Spool
+from hybridindex.rag.ingest.texts import split_words
 
 
 def test_lines_of_a_text_file_are_passages(tmp_path):
@@ -76,6 +77,54 @@ def test_bad_files_and_options_are_named(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a b c", "id": 5}))
     with pytest.raises(InvalidInputError, match="id 5 in 3 passages"):
         list(TextFile(path=tmp_path / "x.jsonl", words=1))
+
+
+SENTENCE = "我们在这里讨论检索增强GPU生成的“索引”问题。"
+UNSPACED = {
+    "Chinese": (SENTENCE * 40, 30),
+    "Japanese": ("「カタカナー」と、ひらがな。" * 60, 30),
+    "Thai": ("ภาษาไทยเป็นภาษาที่มีระดับเสียง" * 40, 200),
+    "base64": ("![](data:image/png;base64," + "A" * 1_500_000 + ")", 160),
+}
+
+
+@pytest.mark.parametrize("kind", UNSPACED)
+def test_texts_without_spaces_are_split(kind):
+    text, most = UNSPACED[kind]
+    for parts in (split_words(text, 20), list(_sections(text, 20))):
+        assert "".join(parts) == text
+        assert max(map(len, parts)) <= most
+    before = f"These are words. {text} "
+    assert " ".join(split_words(before, 20)).replace(" ", "") == before.replace(" ", "")
+
+
+def test_sentences_of_chinese_stay_together():
+    assert split_words(SENTENCE * 3, 21) == [SENTENCE] * 3
+    assert list(_sections("\n\n".join([SENTENCE] * 4), 42)) == [f"{SENTENCE}\n\n{SENTENCE}"] * 2
+    assert split_words("「这」是 一。", 2) == ["「这」是", "一。"]
+
+
+def test_words_are_what_stands_between_spaces():
+    url = "https://example.org/" + "a" * 900
+    assert split_words(f"See {url}  and\n“go” — 한국어 שלום, naïve", 3) == [
+        f"See {url} and",
+        "“go” — 한국어",
+        "שלום, naïve",
+    ]
+
+
+def test_a_file_with_a_passage_that_is_too_long_is_named_and_left(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("w " * 600_000)
+    (tmp_path / "in" / "b.txt").write_text("two")
+    (tmp_path / "in" / "c.jsonl").write_text(json.dumps({"text": "x", "source": "\ud800"}))
+    spool, _, failed = Spool.write(tmp_path / "spool", find_sources([tmp_path / "in"]), Reading(words=700_000))
+    assert [document.text for document in spool] == ["two"]
+    (long, why), (half, whynot) = failed.items()
+    assert long in why
+    assert f"1199999 characters in passage 0 (from 0); expected {MAX_TEXT} at most" in why
+    assert half in whynot
+    assert "half of a surrogate pair in passage 0 (from 0), its source or its metadata" in whynot
 
 
 class Lengths:
