@@ -34,6 +34,7 @@ __all__ = [
     "InfeasiblePlanError",
     "InvalidInputError",
     "LLMServerError",
+    "LeftBehindError",
     "MissingDependencyError",
     "MissingFileError",
     "NoDocumentsError",
@@ -204,6 +205,18 @@ class ClaimedError(BuildError):
 
 class SupersededError(BuildError):
     """The generation was compacted into another one, which takes the change. Nothing was changed."""
+
+
+class LeftBehindError(BuildError):
+    """Another process replaced ``generation``, a folder, before all its changes were read here: what is open would
+    answer with rows that are gone. Open the index again; a daemon does so by itself."""
+
+    def __init__(self, generation: PathLike[str]) -> None:
+        folder, name = os.path.split(generation)
+        super().__init__(
+            f"{name} of {folder} was replaced before all its changes were read, and would answer with rows that are "
+            "gone; open the index again"
+        )
 
 
 class BusyWritingError(BuildError):

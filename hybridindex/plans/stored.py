@@ -31,7 +31,7 @@ def load_plan(index: HasFingerprint, choice: str, store: ControlStore) -> tuple[
         return None
     # A larger number is no id of the store's, and may be one of thousands of digits.
     if choice not in ("current", "latest") and not (choice.isdecimal() and len(choice) <= MOST_DIGITS):
-        raise InvalidInputError(f"--plan is {choice[:40]!r}; expected a plan id, 'current', 'latest' or 'none'")
+        raise InvalidInputError(f"plan is {choice[:40]!r}; expected a plan id, 'current' or 'latest'")
     if choice == "current":
         plan_id = current_plan_id(store, index.fingerprint)
         if plan_id is None:

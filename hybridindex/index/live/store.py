@@ -20,7 +20,15 @@ from typing import Any, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from hybridindex import filesystem
-from hybridindex.errors import BuildError, CorruptIndexError, FileError, HybridIndexError, SupersededError, cannot_write
+from hybridindex.errors import (
+    BuildError,
+    CorruptIndexError,
+    FileError,
+    HybridIndexError,
+    LeftBehindError,
+    SupersededError,
+    cannot_write,
+)
 from hybridindex.index.live.added import AddedRows
 from hybridindex.index.live.convert import OpenIndex, converted
 from hybridindex.index.live.state import LiveRows, LiveState
@@ -133,12 +141,12 @@ class LiveStore:
         return self._rows if self._rows.number != self._first else None
 
     @property
-    def lost(self) -> BuildError | None:
+    def lost(self) -> LeftBehindError | None:
         """Why not all changes can be known here any more; None: they can."""
         follows: LiveStore | None = self
         while follows is not None and not follows._is_lost:
             follows = follows._successor
-        return None if follows is None else self._lost()
+        return None if follows is None else LeftBehindError(self.folder)
 
     def read_now(self) -> LiveRows | None:
         """What has changed until now, by other processes too.
@@ -216,9 +224,8 @@ class LiveStore:
         """Writes the log anew where it says in many words what few rows have come to; whether it did. For who holds the
         writer's claim."""
         with self._writing:
-            if self._successor is not None or self._n_keeping:
-                return False
-            if current_name(self.folder.parent) != self.folder.name:  # another process compacted it
+            is_current = current_name(self.folder.parent) == self.folder.name  # else another process compacted it
+            if self._successor is not None or self._n_keeping or not is_current:
                 return False
             self._read_on()
             added, code_size = self._state.added, self._shape[1]
@@ -264,7 +271,7 @@ class LiveStore:
                     is_apart = not is_own and has_own(self.file, successor.file, successor._first)
                     if self._place.number < successor._first or is_apart:
                         self._is_lost = True
-                        raise self._lost()
+                        raise LeftBehindError(self.folder)
                 successor._lead(self)
                 # Who followed this one follows the other from now on: nobody may search this one any more.
                 for follower in list(self._followers):
@@ -499,16 +506,9 @@ class LiveStore:
     def _until(self, number: int) -> list[Change]:
         """What the log says of the changes until then."""
         found = self.file.read()
-        later = found.after(number)
-        if later is None:
-            raise self._lost()
+        if (later := found.after(number)) is None:
+            raise LeftBehindError(self.folder)
         return found.changes[: len(found.changes) - len(later)]
-
-    def _lost(self) -> BuildError:
-        return BuildError(
-            f"{self.folder.name} of {self.folder.parent} was replaced before all its changes were read, and would "
-            "answer with rows that are gone; open the index again"
-        )
 
     # Without the lock
 

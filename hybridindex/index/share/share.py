@@ -383,7 +383,7 @@ class Share:
     def _refuse(self, lists: list[int]) -> None:
         if lists:
             raise NotHeldError(
-                f"the share {self._integrity.folder.parent} does not hold {name_lists(lists)}", lists=lists
+                f"the share {self._integrity.folder.parent.name} does not hold {name_lists(lists)}", lists=lists
             )
 
     def _checked(self, lists: Iterable[int]) -> list[int]:

@@ -26,6 +26,7 @@ from hybridindex.errors import (
     IncompleteAnswerError,
     InfeasiblePlanError,
     InvalidInputError,
+    LeftBehindError,
     NoDocumentsError,
     NoEmbedderError,
     NotHeldError,
@@ -151,6 +152,9 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(507, "disk", "Nothing was written", "the disk of the index takes nothing; the log says why")
     if isinstance(error, BusyWritingError):
         return Problem(503, "busy-writing", "Too many rows lately", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, LeftBehindError):
+        words = "another process compacted the index; what it made of it is about to serve"
+        return Problem(503, "overloaded", "Overloaded", words, retry_after_s=1)
     if isinstance(error, SupersededError):
         return Problem(503, "overloaded", "Overloaded", "the index is compacted all the time", retry_after_s=1)
     if isinstance(error, WritesOffError):

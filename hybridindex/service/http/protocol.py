@@ -73,9 +73,13 @@ class _OneWrite:
         if not self.raw.is_closing():
             self.raw.write(data)
 
-    def close(self) -> None:
+    def send_head(self) -> None:
+        """Of an answer that has no body, as to HEAD."""
         if self._head:
             self.write(b"")
+
+    def close(self) -> None:
+        self.send_head()
         self.raw.close()
 
 
@@ -141,6 +145,10 @@ class _ConnectionTimeouts(_Protocol):
         """close() would wait for a client that never reads."""
         self._unread = None
         self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        cast("_OneWrite", self.transport).send_head()
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         # close() would wait for a client that never reads.

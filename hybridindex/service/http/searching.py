@@ -65,8 +65,9 @@ class SearchRoute:
         session = scope["path_params"].get("session")
         binary = _binary(headers.get(b"accept", b""))
         row_bytes = _ROW_BYTES if binary else _JSON_ROW_BYTES
-        # The router copies the queries.
-        hold(scope[CHARGE], 2 * asked.queries.nbytes + len(asked.queries) * asked.k * row_bytes)
+        # The router copies the queries, and ids of filters are sorted into a copy.
+        filters = sum(ids.nbytes for ids in (asked.allow_ids, asked.deny_ids) if ids is not None)
+        hold(scope[CHARGE], 2 * (asked.queries.nbytes + filters) + len(asked.queries) * asked.k * row_bytes)
         result = await self._service.search(asked, scope[CALLER].name, session)
         began = time.perf_counter()
         answer = encode_answer(result) if binary else await _to_json(result)

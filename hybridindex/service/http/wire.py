@@ -178,7 +178,7 @@ def read_npy(body: bytes, most: int, dim: int, field: str = "queries") -> F32:
         raise BodyError("body", f"is not a .npy file ({short(str(error))})") from None
     if dtype.kind != "f" or dtype.itemsize != 4:
         raise BodyError(field, f"has dtype {short(str(dtype))}; expected float32")
-    if fortran or len(shape) not in (1, 2) or not all(isinstance(s, int) for s in shape):
+    if fortran or len(shape) not in (1, 2) or not all(type(s) is int for s in shape):
         raise BodyError(field, f"has shape {short(shape)}; expected ({dim},) or (n, {dim}) in C order")
     n, d = (1, shape[0]) if len(shape) == 1 else shape
     check_shape(n, d, most, dim, field)

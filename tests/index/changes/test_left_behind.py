@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import BuildError, InvalidInputError
+from hybridindex.errors import BuildError, InvalidInputError, LeftBehindError
 from hybridindex.index.live import store
 from tests.clustered import clustered
 
@@ -73,7 +73,7 @@ def test_a_router_that_follows_serves_it_and_one_that_does_not_refuses(path):
         elsewhere(path, *TWO_COMPACTIONS)
         time.sleep(store.LOOK_AGAIN_S)
         for _ in range(2):
-            with pytest.raises(BuildError, match=r"gen-000001 .* was replaced before all its changes were read"):
+            with pytest.raises(LeftBehindError, match=r"gen-000001 .* was replaced before all its changes were read"):
                 stays.search(ROWS[0], 1, NLIST)
         follows.follow(index.ivf)
         assert found(follows, 0) not in (0, 1)

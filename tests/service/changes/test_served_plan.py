@@ -130,7 +130,7 @@ def test_an_infeasible_plan_is_applied_only_by_force_and_nothing_is_lost(service
 
 @pytest.mark.parametrize("choice", ["9" * 5000, "12345678901234567890", "-1", "1.0"])
 def test_what_is_no_plan_id_is_refused_in_short(service, choice):
-    with pytest.raises(InvalidInputError, match=r"^--plan is .{1,60}; expected a plan id"):
+    with pytest.raises(InvalidInputError, match=r"^plan is .{1,60}; expected a plan id"):
         service.apply_plan(choice, apply=False, bandwidth_share=None, force=False)
 
 

@@ -190,6 +190,23 @@ def test_whoever_is_turned_away_has_the_full_time_for_the_next_request():
     assert not connection.loop.timers
 
 
+def test_an_answer_without_a_body_is_sent_at_once(make_service, protocol):
+    service = make_service(warm=False)
+
+    def talk(connection):
+        connection.settimeout(15)  # half of the time after which the connection ends
+        said = b""
+        for line in (b"HEAD /livez", b"HEAD /v1/status", b"HEAD /", b"GET /livez"):
+            connection.sendall(HEAD.replace(b"GET /livez", line) + b"\r\n")
+            part = connection.recv(1 << 16)
+            while not part.endswith(b"\r\n\r\n") and line.startswith(b"HEAD"):
+                part += connection.recv(1 << 16)
+            said += part
+        return said
+
+    assert converse(service, talk).count(b"HTTP/1.1 ") == 4
+
+
 def test_pipelined_requests_are_answered_in_order(make_service, protocol):
     service = make_service(warm=False)
 

@@ -14,7 +14,7 @@ from hybridindex.service.http.app import create_app
 from hybridindex.service.http.wire import BodyError, parse_json_object, parsed_bytes
 from hybridindex.service.intake.machine_memory import LEAST_REQUEST_MEMORY, default_request_memory
 from hybridindex.service.intake.request_memory import RequestMemory
-from tests.service.conftest import ask
+from tests.service.conftest import ask, held_engine, talk
 from tests.service.live import live
 
 #: 128 MiB for requests, half of them for one client.
@@ -235,6 +235,25 @@ def test_a_large_answer_is_refused_where_there_is_no_room_for_it(make_service):
         assert ask(service, "GET", "/v1/plan").status_code == 200
     assert service.memory.taken_bytes == 0
     assert ask(service, "GET", "/v1/openapi.json").status_code == 200
+
+
+def test_ids_of_filters_count_while_a_search_is_under_way(make_service, queries):
+    service = make_service(limits=LIMITS)
+    ids = {name: list(range(100_000)) for name in ("allow_ids", "deny_ids")}
+
+    async def conversation(http):
+        searching = asyncio.create_task(http.post("/v1/search", json={"queries": queries[0].tolist(), **ids}))
+        while not service.admission.n_in_flight:
+            await asyncio.sleep(0.001)
+        taken = service.memory.taken_bytes
+        opened.set()
+        return taken, await searching
+
+    with held_engine(service.router, queries) as opened:
+        taken, answer = talk(service, conversation)
+    assert answer.status_code == 200, answer.text
+    assert taken > 2 * 2 * 100_000 * 8
+    assert service.memory.taken_bytes == 0
 
 
 def test_an_answer_counts_until_it_is_taken_and_a_client_that_never_reads_is_cut_off(make_service, queries):
