@@ -275,11 +275,12 @@ class Generations:
             return choice
         try:
             self._open_devices(choice)
-        except HybridIndexError as error:
-            self._current.note = f"the devices could not be opened, the host serves: {error}"
-            raise
-        finally:
             now.pending = False
+        except Exception as error:
+            now.pending = self._current.pending = isinstance(error, OverloadedError)
+            if isinstance(error, HybridIndexError):
+                self._current.note = f"the devices could not be opened, the host serves: {error}"
+            raise
         return choice
 
     def take_up_store(self) -> None:
@@ -292,8 +293,8 @@ class Generations:
             HybridIndexError: the store does not take or give the plan.
         """
         now = self._current
-        if now.router.plan is None:
-            # What is noted may be of the store before.
+        if now.router.plan is None or now.pending:
+            # What is noted may be of the store before, or of what was busy.
             if now.pending or now.note:
                 self._take_up_stored_plan()
             return
@@ -326,6 +327,8 @@ class Generations:
             self._open_devices_again(first, before)
         except HybridIndexError as error:
             self._note_devices(error)
+            # What is busy now is tried again.
+            self._current.pending = isinstance(error, OverloadedError)
         return first.choice.origin
 
     def open_beside(self, index: ServedIndex) -> Serving:

@@ -104,7 +104,7 @@ class Serving:
     refresher: Refresher | None = None
     #: Why it serves without a plan or devices that were asked for; empty where it does not.
     note: str = ""
-    #: The store could not say which plan to start with; it is asked again.
+    #: The store could not say which plan to start with, or another index was busy: it is asked again.
     pending: bool = False
     #: What the codes beside its rows said of themselves before the index was opened, usable or not.
     codes: RabitqSpec | None = None

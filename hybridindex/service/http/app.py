@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -18,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError
+from hybridindex.errors import HybridIndexError, OverloadedError
 from hybridindex.service.auth import Keyring
 from hybridindex.service.core import Service
 from hybridindex.service.http import openapi
@@ -151,12 +152,23 @@ class Application(FastAPI):
         self.turn_away = middleware.turn_away
 
     async def reload(self, reason: str) -> None:
-        """Each index its own current generation, in the line of its changes; a failure is logged."""
-        for name, routes in self._routes.items():
-            try:
-                await routes.calls.change("", routes.service.reload, reason)
-            except HybridIndexError as error:
-                _log.warning("%s: index %s: %s", reason, name, error)
+        """Each index its own current generation, in the line of its changes, however long these take: nobody would ask
+        again. A failure is logged."""
+        await asyncio.gather(*(self._reload(name, routes, reason) for name, routes in self._routes.items()))
+
+    async def _reload(self, name: str, routes: IndexRoutes, reason: str) -> None:
+        try:
+            while True:
+                try:
+                    await routes.calls.change("", routes.service.reload, reason)
+                    return
+                except OverloadedError as error:
+                    if routes.service.admission.draining:
+                        raise
+                    _log.info("%s: index %s waits: %s", reason, name, error)
+                    await asyncio.sleep(error.retry_after_s)
+        except HybridIndexError as error:
+            _log.warning("%s: index %s: %s", reason, name, error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 
 import numpy as np
@@ -327,6 +328,30 @@ def test_a_refresh_stays_within_its_share_and_is_not_interrupted(open_indexes, m
     with pytest.raises(OverloadedError, match=f"a refresh of index docs is {stage}"):
         code.repartition(coverage=1.0, apply=True, force=True)
     assert planned(code) == 4
+
+
+def test_devices_of_a_reload_that_met_a_refresh_open_when_it_is_over(open_indexes, folders):
+    indexes = open_indexes(make_refresher=lambda *parts: Refresher(*parts, NOBODY_LOOKS))
+    docs, code = indexes.services.values()
+    before = docs.router.plan
+    docs.refresher.offer(clustered(400, seed=11))
+    docs.refresher.apply(docs.refresher.propose("by hand"), force=True)
+    rows = clustered(3000, OTHER_DIM, seed=9)
+    with hx.build(rows, folders["code"], nlist=16, metric="l2", nprobe=4, replace=True) as index:
+        profile = index.profile(clustered(300, OTHER_DIM, seed=2), 4, devices=0, max_seconds=0.5)
+        index.apply_plan(index.plan(5000, 1 << 30, profile, coverage=1.0), force=True)
+    assert code.reload()["reloaded"]
+    assert "a refresh of index docs is verifying" in code.note
+    for _ in range(2):
+        assert code.store_changed(), "nobody would try again"
+        with pytest.raises(OverloadedError):
+            code.take_up_store()
+    docs.router.apply_plan(dataclasses.replace(before))  # somebody ends the update
+    docs.refresher.step()
+    code.take_up_store()
+    assert code.router.residency.n_resident == planned(code) > 0
+    assert not code.note
+    assert not code.store_changed()
 
 
 def test_no_slo_is_lost_without_force(open_indexes, monkeypatch):
