@@ -6,6 +6,7 @@ late sender.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,26 +21,42 @@ from hybridindex.types import F32, F64, SearchResult
 
 __all__ = ["LoadResult", "PoissonLoad", "poisson_arrivals", "run_open_loop"]
 
+#: Of one load: their due times and answers are held in memory.
+_MOST_REQUESTS = 10_000_000
+_MOST_SECONDS = 365 * 86_400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoissonLoad:
-    """What is offered. Raises InvalidInputError where ``rate`` or ``duration_s`` is not positive."""
+    """What is offered. Raises InvalidInputError: names the field that is out of its range."""
 
-    #: Requests per second.
+    #: Requests per second: more than 0, finite.
     rate: float
+    #: More than 0, a year at most. With ``rate``, 10,000,000 requests at most.
     duration_s: float
     k: int = 10
     nprobe: int | None = None
-    #: For :attr:`LoadResult.attainment`.
+    #: For :attr:`LoadResult.attainment`: more than 0, finite.
     slo_ms: float | None = None
-    #: Of the arrivals.
+    #: Of the arrivals: 0 or more.
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.rate > 0:
-            raise InvalidInputError(f"rate is {self.rate}; expected more than 0 requests per second")
-        if not self.duration_s > 0:
-            raise InvalidInputError(f"duration_s is {self.duration_s}; expected more than 0 seconds")
+        if not 0 < self.rate < math.inf:
+            raise InvalidInputError(f"rate is {self.rate}; expected more than 0 requests per second, and a finite rate")
+        if not 0 < self.duration_s <= _MOST_SECONDS:
+            raise InvalidInputError(
+                f"duration_s is {self.duration_s}; expected more than 0 seconds, and {_MOST_SECONDS:,} at most"
+            )
+        if self.rate * self.duration_s > _MOST_REQUESTS:
+            raise InvalidInputError(
+                f"rate {self.rate:g} over {self.duration_s:g} s is {self.rate * self.duration_s:.3g} requests; "
+                f"expected {_MOST_REQUESTS:,} at most"
+            )
+        if self.slo_ms is not None and not 0 < self.slo_ms < math.inf:
+            raise InvalidInputError(f"slo_ms is {self.slo_ms}; expected more than 0 milliseconds, and a finite SLO")
+        if self.seed < 0:
+            raise InvalidInputError(f"seed is {self.seed}; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +94,9 @@ def run_open_loop(
     """Sends single queries, taken from ``queries`` (n, d) in order and around again.
 
     Raises:
-        InvalidInputError: there is no query, or the load has no request.
+        InvalidInputError: a query cannot be used, there is none, or the load has no request.
     """
+    queries = router.index.check_queries(queries)
     if not len(queries):
         raise InvalidInputError("queries hold 0 rows; expected 1 at least")
     due = poisson_arrivals(load.rate, load.duration_s, load.seed)

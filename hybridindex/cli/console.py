@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from hybridindex import errors, filesystem
 from hybridindex.config import parse_bytes
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import HybridIndexError, InvalidInputError
 
 __all__ = [
     "CliProgress",
@@ -33,6 +34,7 @@ __all__ = [
     "parse_bytes",
     "readable_bytes",
     "show_json_error",
+    "telling_commit",
 ]
 
 # No markup: names, paths and errors may hold square brackets, as "hybridindex[gpu]" does.
@@ -109,28 +111,62 @@ def to_json(value: Any) -> Any:
 
 
 def emit(payload: Any, *, as_json: bool, table: Any = None) -> None:
-    """Prints ``payload`` as one JSON object, or ``table`` (anything Rich prints)."""
+    """Prints ``payload`` as one JSON object, or ``table`` (anything Rich prints).
+
+    Raises:
+        OSError: standard output is closed, or takes no more.
+    """
+    if sys.stdout is None:  # closed, as by >&-
+        raise OSError("standard output is closed")
     if as_json:
         sys.stdout.write(json.dumps(to_json(payload), allow_nan=False) + "\n")
+        sys.stdout.flush()
     elif table is not None:
         out.print(table)
 
 
 def show_json_error(kind: str, message: str, code: ExitCode) -> None:
-    """Prints one JSON object with the error on stdout."""
-    sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
+    """Prints one JSON object with the error on stdout, where that takes it."""
+    with suppress(OSError):
+        emit({"error": {"type": kind, "message": message, "exit_code": int(code)}}, as_json=True)
 
 
 def fail(error: BaseException, *, as_json: bool) -> int:
-    """Prints an error and returns its exit status."""
+    """Prints an error, as far as the output takes it, and returns its exit status."""
     code = exit_code_of(error)
-    message = "interrupted; nothing half-made was left" if isinstance(error, KeyboardInterrupt) else str(error)
+    message = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        message = message or "interrupted; nothing half-made was left"
     kind = type(error).__name__
     if as_json:
         show_json_error(kind, message, code)
-    err.print(Text(kind, style="bold red"), end=": ")
-    err.print(message, highlight=False, soft_wrap=True)
+    with suppress(OSError):
+        err.print(Text(kind, style="bold red"), end=": ")
+        err.print(message, highlight=False, soft_wrap=True)
     return int(code)
+
+
+@contextmanager
+def telling_commit(index: Path, *, as_json: bool) -> Iterator[None]:
+    """Around what makes a generation of ``index``: a Ctrl-C that comes after the commit says that it stands."""
+    before = _generation(index)
+    try:
+        yield
+    except KeyboardInterrupt:
+        now = _generation(index)
+        if now in (None, before):
+            raise
+        words = f"interrupted after generation {now} was committed: it is whole, and the index's current one; what it "
+        sys.exit(fail(KeyboardInterrupt(f"{words}has: hybridindex verify {index}"), as_json=as_json))
+
+
+def _generation(index: Path) -> int | None:
+    from hybridindex.index import read_manifest
+
+    try:
+        return read_manifest(index).generation
+    except HybridIndexError:
+        return None
 
 
 class CliProgress:

@@ -1,12 +1,12 @@
-"""The console script: sets the environment before faiss loads; answers ``--version`` and Ctrl-C while modules load.
+"""The console script: answers ``--version``, and Ctrl-C while modules load; leaves output that nothing takes.
 
 Everything else is in :mod:`hybridindex.cli.main`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import os
 import sys
 
 from hybridindex import __version__
@@ -19,10 +19,8 @@ _INTERRUPTED = 130
 def run() -> None:
     """Entry point. Ctrl-C during start-up prints one line and exits with 130, as it does later."""
     if sys.argv[1:] == ["--version"]:
-        print(f"hybridindex {__version__}")
+        _print_version()
         return
-    # Spinning OpenMP threads distort timings on a busy machine. Only entry points set this; the library warns.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from hybridindex.cli.main import run as run_command
     except KeyboardInterrupt:
@@ -31,11 +29,32 @@ def run() -> None:
             import json
 
             error = {"type": "KeyboardInterrupt", "message": message, "exit_code": _INTERRUPTED}
-            sys.stdout.write(json.dumps({"error": error}) + "\n")
+            with contextlib.suppress(OSError, AttributeError):
+                sys.stdout.write(json.dumps({"error": error}) + "\n")
         sys.stderr.write(f"KeyboardInterrupt: {message}\n")
         sys.exit(_INTERRUPTED)
     try:
         run_command()
     finally:
+        _flush()
         # The interpreter ends with a collection over all objects of all modules, which takes seconds on a busy machine.
         gc.freeze()
+
+
+def _print_version() -> None:
+    try:
+        if sys.stdout is None:  # closed, as by >&-
+            raise OSError("standard output is closed")
+        print(f"hybridindex {__version__}", flush=True)
+    except OSError as error:
+        _flush()
+        sys.exit(f"OSError: {error}")
+
+
+def _flush() -> None:
+    """Leaves what standard output does not take: the interpreter would try again, complain, and exit with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        sys.stdout = None

@@ -5,7 +5,6 @@ Exit statuses are in :class:`hybridindex.cli.console.ExitCode`. Every command ta
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -13,11 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-# Must be set before faiss loads: spinning OpenMP threads distort timings on a busy machine. Only entry points set it;
-# the library warns.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from hybridindex import HybridIndexError, __version__
+from hybridindex.cli import wait_policy  # noqa: F401
 from hybridindex.cli.console import ExitCode, fail, show_json_error
 
 __all__ = ["make_app", "run"]

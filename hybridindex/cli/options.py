@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hybridindex.types import DEFAULT_HEADROOM
+from hybridindex.types import DEFAULT_HEADROOM, VectorFile
 
 __all__ = [
     "WHAT_IF",
@@ -17,16 +17,19 @@ __all__ = [
     "DenyIds",
     "Devices",
     "IndexPath",
+    "InputOptions",
     "Json",
     "KeepEvents",
     "KeepPlans",
     "KeepProfiles",
     "Key",
     "MachineOptions",
+    "NewFolder",
     "Nprobe",
     "PlanChoice",
     "PlanOptions",
     "QueriesPath",
+    "RowAttributes",
     "SearchOptions",
     "StoreUrl",
     "Threads",
@@ -85,6 +88,15 @@ KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profi
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]
 
 
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, or an empty one.", show_default=False)]
+RowAttributes = Annotated[
+    Path | None,
+    typer.Option(
+        "--attributes", metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."
+    ),
+]
+
+
 #: What is searched, profiled and planned.
 Precision = Annotated[
     str,
@@ -114,6 +126,23 @@ RowCache = Annotated[
         "memory. Default: as in the plan in force, else all.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """What is read of the file, and which ids the vectors get."""
+
+    column: Annotated[
+        str | None, typer.Option(help="Column or dataset of the vectors; default the only one that can be.")
+    ] = None
+    ids_column: Annotated[str | None, typer.Option(help="Column or dataset of the ids.")] = None
+    ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None
+    dtype: Annotated[
+        str | None, typer.Option(metavar="bf16", help="Of a .npy of uint16: the bits of bfloat16 numbers.")
+    ] = None
+
+    def file(self, path: Path) -> VectorFile:
+        return VectorFile(path, column=self.column, ids_column=self.ids_column, dtype=self.dtype)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,11 +54,7 @@ def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machin
     Raises:
         InvalidInputError: candidates are given for a search by rows.
     """
-    if asked.precision == "rows" and asked.candidates is not None:
-        raise InvalidInputError(
-            f"--candidates is {asked.candidates} with --precision rows, which has none; expected --precision codes"
-        )
-    return index.router(
+    router = index.router(
         plan,
         machine.device or (),
         threads=machine.threads,
@@ -67,6 +63,13 @@ def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machin
         candidates=asked.candidates,
         rows=asked.rows,  # type: ignore[arg-type]
     )
+    if asked.candidates is not None and router.precision.startswith("rows"):
+        router.close()
+        raise InvalidInputError(
+            f"--candidates is {asked.candidates}, and searches scan {router.precision}; expected --precision codes, "
+            "of an index that has codes (hybridindex compress)"
+        )
+    return router
 
 
 def profile_to_plan(opened: hx.Index, control: ControlStore, goal: PlanOptions, here: str | None) -> Profile:

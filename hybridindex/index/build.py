@@ -131,6 +131,8 @@ def build(
         source = open_source(vectors, ids, writer, report)
         if on_source is not None:
             on_source(source)
+        if not source.n:
+            raise InvalidInputError("vectors hold no rows; expected 1 at least")
         if nlist is None:
             nlist = default_nlist(source.n)
         if source.n < nlist:

@@ -84,7 +84,8 @@ def sweep_kv_cache(
     """Measures requests/s at each size, the smallest first.
 
     Sizes at which vLLM does not start, because they hold no request of the longest length for example, are kept as
-    ``refused`` with the reason, and count as 0 requests/s: a plan may not go there. An engine that loses a race of its
+    ``refused`` with the reason, and count as 0 requests/s: a plan may not go there. A sweep that goes on tries them
+    again: something else may have had the memory. An engine that loses a race of its
     own threads is started once more; the note ``started_again`` says so.
 
     Raises:
@@ -93,7 +94,9 @@ def sweep_kv_cache(
         MissingDependencyError: vLLM is not installed here.
     """
     tell = progress or (lambda *_: None)
-    identity = {**asdict(request), "kv_cache_bytes": None, "timeout_s": None}
+    # With the machine: another one may share the disk.
+    hardware = hardware_info().fingerprint
+    identity = {**asdict(request), "kv_cache_bytes": None, "timeout_s": None, "hardware": hardware}
     kept = Checkpoint(checkpoint, repr(identity))
     levels: list[tuple[int, LLMLevel]] = []
     refused: list[tuple[int, str]] = []
@@ -106,7 +109,8 @@ def sweep_kv_cache(
         result = known[0] if known is not None else _run_point(request, size)
         if "missing" in result:
             raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): {how_to_install('vllm')}")
-        kept.put(f"kv {size}", result)
+        if "refused" not in result:
+            kept.put(f"kv {size}", result)
         total = size * request.n_devices
         if "raced" in result:
             started_again[str(total)] = result["raced"]
@@ -125,7 +129,7 @@ def sweep_kv_cache(
     largest = max(points)
     return LLMMeasurement(
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
-        hardware_fingerprint=hardware_info().fingerprint,
+        hardware_fingerprint=hardware,
         model=request.model,
         method="offline",
         profile=LLMProfile(

@@ -181,7 +181,7 @@ BAD_VECTORS: list[tuple[Any, str]] = [
     (_broken(np.inf, 599), r"vectors\[599\] holds NaN"),
     (_broken(-np.inf, 0), r"vectors\[0\] holds NaN"),
     (X[:5], "nlist is 8 but there are 5 vectors"),
-    (X[:0], "nlist is 8 but there are 0 vectors"),
+    (X[:0], "vectors hold no rows; expected 1 at least"),
     (42, "vectors is a int"),
     (None, "vectors is a NoneType"),
     ("/nowhere/x.npy", "cannot be read"),

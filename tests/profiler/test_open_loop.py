@@ -42,6 +42,15 @@ def test_no_query_is_no_load(index):
         run_open_loop(router, clustered(50)[:0], PoissonLoad(rate=400, duration_s=0.5))
 
 
+def test_queries_are_checked_before_the_first_is_sent(index):
+    queries = clustered(5)
+    queries[3, 0] = np.nan
+    with Router(index) as router:
+        with pytest.raises(InvalidInputError, match=r"queries\[3\]"):
+            run_open_loop(router, queries, PoissonLoad(rate=400, duration_s=0.5))
+        assert router.stats().queries == 0
+
+
 def test_failures_count_against_attainment(index, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no")
@@ -53,7 +62,16 @@ def test_failures_count_against_attainment(index, monkeypatch):
     assert result.attainment == 0.0
 
 
-@pytest.mark.parametrize(("rate", "duration_s"), [(0, 1), (-1, 1), (10, 0), (float("nan"), 1), (0.001, 0.001)])
+@pytest.mark.parametrize(
+    ("rate", "duration_s"),
+    [(0, 1), (-1, 1), (10, 0), (np.nan, 1), (0.001, 0.001), (np.inf, 1), (1e300, 1), (10, np.inf), (1e-9, 1e9)],
+)
 def test_bad_loads_are_named(index, rate, duration_s):
     with Router(index) as router, pytest.raises(InvalidInputError, match=r"rate|duration_s"):
         run_open_loop(router, clustered(5), PoissonLoad(rate=rate, duration_s=duration_s))
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"slo_ms": np.nan}, {"slo_ms": -4}, {"slo_ms": 0}, {"slo_ms": np.inf}])
+def test_a_bad_seed_or_slo_is_named(wrong):
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        PoissonLoad(rate=10, duration_s=1, **wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,13 +12,13 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, err, load_npy, readable_bytes
+from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import choose_plan, open_router
 from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.plans.benches import keep_bench
-from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
+from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
 
 __all__ = ["register"]
 
@@ -43,13 +44,26 @@ def register(app: typer.Typer) -> None:
         machine: MachineOptions,
     ) -> None:
         """Open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
-        x = np.ascontiguousarray(load_npy(queries, "--queries"))
-        if not len(x):
+        given = np.asarray(load_npy(queries, "--queries"))
+        if given.shape[:1] == (0,):
             raise InvalidInputError("--queries holds 0 rows; expected 1 at least")
-        rows = []
+        rows: list[LoadResult] = []
+        interrupted = False
         with hx.open(index) as opened:
+            x = opened.ivf.check_queries(given)
             number, chosen = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
+            loads = [
+                PoissonLoad(
+                    rate=offered,
+                    duration_s=duration,
+                    k=asked.k,
+                    nprobe=asked.nprobe,
+                    slo_ms=target,
+                    seed=seed,
+                )
+                for offered in rate
+            ]
             with (
                 open_router(opened, chosen, asked, machine) as router,
                 CliProgress(quiet=machine.json) as progress,
@@ -57,17 +71,14 @@ def register(app: typer.Typer) -> None:
                 labels = [tier.label for tier in router.devices]
                 used = sum(tier.used_bytes for tier in router.devices)
                 fingerprint, scanned = router.index_fingerprint, router.precision
-                for offered in rate:
-                    bar = functools.partial(_one_bar, progress, f"{offered:g}/s")
-                    load = PoissonLoad(
-                        rate=offered,
-                        duration_s=duration,
-                        k=asked.k,
-                        nprobe=asked.nprobe,
-                        slo_ms=target,
-                        seed=seed,
-                    )
-                    rows.append(run_open_loop(router, x, load, progress=bar))
+                try:
+                    for load in loads:
+                        bar = functools.partial(_one_bar, progress, f"{load.rate:g}/s")
+                        rows.append(run_open_loop(router, x, load, progress=bar))
+                except KeyboardInterrupt:
+                    if not rows:
+                        raise
+                    interrupted = True  # what was measured is stored and shown
         table = Table(
             "rate/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "attainment", "hit rate", "batch",
             title=f"devices: {', '.join(labels) or 'none (host only)'}, {readable_bytes(used)} resident; {scanned}",
@@ -79,7 +90,6 @@ def register(app: typer.Typer) -> None:
                 f"{row.p99_ms:.2f}", met, f"{row.hit_rate:.1%}", f"{row.mean_batch:.1f}",
             )  # fmt: skip
         payload = {"devices": labels, "precision": scanned, "resident_bytes": used, "slo_ms": target, "load": rows}
-        emit(payload, as_json=machine.json, table=table)
         try:
             with hx.open(index, verify="quick") as opened, opened.store(machine.store) as control:
                 keep_bench(
@@ -93,3 +103,8 @@ def register(app: typer.Typer) -> None:
                 )
         except StoreError as error:
             err.print(f"no report will show this load: {error}", highlight=False)
+        emit(payload, as_json=machine.json, table=table)
+        if interrupted:
+            words = f"KeyboardInterrupt: interrupted; {len(rows)} of {len(loads)} rates were measured"
+            err.print(words, highlight=False)
+            sys.exit(ExitCode.INTERRUPTED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from hybridindex import __version__
 from hybridindex import open as open_index
+from hybridindex.cli import wait_policy
 from hybridindex.cli.console import ExitCode, emit
 from hybridindex.cli.options import Json, StoreUrl
 from hybridindex.errors import MissingDependencyError, how_to_install
@@ -134,13 +134,14 @@ def _extras() -> list[Finding]:
 
 
 def _wait_policy() -> Finding:
-    policy = os.environ.get("OMP_WAIT_POLICY", "")
-    if policy.upper() == "PASSIVE":
+    policy = wait_policy.GIVEN
+    if policy.strip().upper() == "PASSIVE":
         return Finding(what="OMP_WAIT_POLICY", state="ok", detail=policy)
     return Finding(
         what="OMP_WAIT_POLICY",
         state="note",
-        detail=f"{policy or 'unset'}: spinning threads distort timings on busy machines",
+        detail=f"{policy or 'unset'}: spinning threads of programs that load the library distort timings on busy "
+        "machines; hybridindex itself takes PASSIVE where it is unset",
         remedy="export OMP_WAIT_POLICY=PASSIVE before Python starts",
     )
 

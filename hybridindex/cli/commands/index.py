@@ -27,7 +27,7 @@ from hybridindex.cli.console import (
     telling_commit,
 )
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, Json, Key, StoreUrl
+from hybridindex.cli.options import IndexPath, InputOptions, Json, Key, NewFolder, RowAttributes, StoreUrl
 from hybridindex.cli.row_parts import MOST_ROWS, RowInput, open_target
 from hybridindex.errors import (
     CorruptIndexError,
@@ -52,7 +52,6 @@ from hybridindex.index.storage.beside import missing_shared
 from hybridindex.index.storage.list_digests import read_digests
 from hybridindex.index.storage.manifest import DIGESTS_FILE, LISTS_FILE
 from hybridindex.service.daemon_address import find_daemon
-from hybridindex.types import VectorFile
 
 __all__ = ["index_table", "register"]
 
@@ -70,23 +69,6 @@ class LayoutOptions:
     )
     normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False
     nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputOptions:
-    """What is read of the file, and which ids the vectors get."""
-
-    column: Annotated[
-        str | None, typer.Option(help="Column or dataset of the vectors; default the only one that can be.")
-    ] = None
-    ids_column: Annotated[str | None, typer.Option(help="Column or dataset of the ids.")] = None
-    ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None
-    dtype: Annotated[
-        str | None, typer.Option(metavar="bf16", help="Of a .npy of uint16: the bits of bfloat16 numbers.")
-    ] = None
-
-    def file(self, path: Path) -> VectorFile:
-        return VectorFile(path, column=self.column, ids_column=self.ids_column, dtype=self.dtype)  # type: ignore[arg-type]
 
 
 def describe(index: hx.Index) -> dict[str, Any]:
@@ -199,13 +181,6 @@ def _candidate_table(candidates: CandidateTable) -> Table:
     return table
 
 
-NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, or an empty one.", show_default=False)]
-RowAttributes = Annotated[
-    Path | None,
-    typer.Option(
-        "--attributes", metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."
-    ),
-]
 Replace = Annotated[
     bool,
     typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),

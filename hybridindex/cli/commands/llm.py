@@ -46,7 +46,10 @@ class _ProfileGroup(TyperGroup):
 def profile_group(app: typer.Typer) -> typer.Typer:
     """The group ``profile``, with ``llm`` in it; the caller adds ``index``."""
     group = typer.Typer(
-        cls=_ProfileGroup, no_args_is_help=True, help="Measure an index (the default), or the LLM beside it."
+        cls=_ProfileGroup,
+        no_args_is_help=True,
+        help="Measure an index (the default), or the LLM beside it.",
+        epilog="profile INDEX ... is short for profile index INDEX ...; its options: hybridindex profile index -h",
     )
     app.add_typer(group, name="profile")
     group.command(name="llm")(grouped(_profile_llm))

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.cli.commands import what_if
 from hybridindex.cli.commands.llm import chosen_llm, profile_group
 from hybridindex.cli.console import (
@@ -51,7 +52,7 @@ from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.current import current_plan_id
 from hybridindex.plans.precision import choose_view, precision_of, stored_history, views_of
 from hybridindex.plans.replan import ALL_IN_MEMORY
-from hybridindex.plans.stored import load_plan, plan_summary
+from hybridindex.plans.stored import MOST_DIGITS, load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
 from hybridindex.store.records import StoredEvent
@@ -298,8 +299,8 @@ def register(app: typer.Typer) -> None:
         json: Json = False,
     ) -> None:
         """Say what a plan decided, from what, and what would change it. Asks the index's daemon where one runs."""
-        if plan_id == "none":
-            raise InvalidInputError("PLAN is 'none'; expected a plan id, 'latest' or 'current'")
+        if plan_id not in ("latest", "current") and not (plan_id.isdecimal() and len(plan_id) <= MOST_DIGITS):
+            raise InvalidInputError(f"PLAN is {plan_id[:40]!r}; expected a plan id, 'latest' or 'current'")
         with _daemon(index, key, store) as client:
             if client is not None:
                 answer = client.plan(None if plan_id == "current" else plan_id)
@@ -369,6 +370,8 @@ def register(app: typer.Typer) -> None:
         """Draw a profile, a plan and the last bench: one self-contained HTML file and its pictures."""
         from hybridindex.report import write_report
 
+        if filesystem.exists(output) and not filesystem.is_dir(output):
+            raise InvalidInputError(f"--output is {output}, which is a file; expected a directory, new or not")
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             view = choose_view(opened.ivf, control, plan_id)
             found = load_plan(view, plan_id, control)

@@ -208,13 +208,17 @@ class _Opening:
                 each.choice = kept(each.choice, plan, each.store, "asked for at the start")
             if not plan.feasible and self._config.router.devices:
                 _log.warning("index %s does not keep its SLO: %s", name, plan.reason)
-        for name in list(self._prepared):
+        started = list(self._prepared)
+        for name in started:
             with self._noted(name):
                 self._services[name] = service = self._begin(name, shared)
                 if shared is not None:
                     shared.add(name, service)
         if not self._services:
             raise self._error
+        if shared is not None and len(self._services) < len(started):
+            # The others get the bytes of what failed.
+            shared.divide_again(shared.budgets)
         served = {name: self._services.get(name) for name in self._indexes}
         return Indexes(served, self._config, problems=self._problems, shared=shared)
 

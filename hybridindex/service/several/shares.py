@@ -157,8 +157,8 @@ class SharedBudget:
         self.budgets = budgets
         plans = {name: self.plan_of(name) for name in self._services}
         divided = self._divide({name: Wanted.by(plan) for name, plan in plans.items() if plan is not None}, budgets)
-        for name in self._services.keys() - divided:
-            self._shares.pop(name, None)
+        for name in self._shares.keys() - divided:
+            del self._shares[name]
         # Who gets less gives first.
         for name, part in sorted(divided.items(), key=lambda item: self._gain(*item)):
             try:

@@ -174,7 +174,7 @@ def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):
     for words, said in (
         (("--candidates", 9), "candidates is 9 and k is 10"),
         (("--precision", "half"), "precision is 'half'"),
-        (("--precision", "rows", "--candidates", 50), "--candidates is 50 with --precision rows"),
+        (("--precision", "rows", "--candidates", 50), "--candidates is 50, and searches scan rows"),
     ):
         refused = cli("search", idx, *asked, *words)
         assert (refused.code, said in refused.err) == (ExitCode.BAD_INPUT, True)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError, StoreError
+from hybridindex.errors import DeviceError, InfeasiblePlanError, InvalidInputError, OverloadedError, StoreError
 from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.plans.current import current_plan_id
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.service.core import Service
 from hybridindex.service.searches import SearchRequest
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import DIM, clustered, plan_in_pages
@@ -290,6 +291,25 @@ def test_a_reload_keeps_to_the_budget_and_divides_again(open_indexes, folders, w
     assert not docs.router.devices
     assert indexes.shared.share_of("code")[0] > BUDGET * 0.99
     assert max(watched) <= BUDGET
+
+
+def test_an_index_that_does_not_begin_leaves_its_share_to_the_others(open_indexes, monkeypatch):
+    real = Service.begin
+
+    def begin(prepared, *arguments, **options):
+        if prepared.index.dim == OTHER_DIM:
+            prepared.close()
+            raise DeviceError("device cpu is out of memory")
+        return real(prepared, *arguments, **options)
+
+    share = open_indexes().shared.share_of("docs")[0]
+    monkeypatch.setattr(Service, "begin", begin)
+    indexes = open_indexes()
+    assert list(indexes.services) == ["docs"]
+    assert "out of memory" in indexes.problems["code"]
+    assert indexes.shared.share_of("code") is None
+    assert indexes.shared.share_of("docs")[0] > max(share, BUDGET * 0.99)
+    assert held(indexes) <= BUDGET
 
 
 def test_an_slo_of_the_settings_is_what_the_plan_keeps(open_indexes):
