@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import sys
 
 from hybridindex import __version__
 
 __all__ = ["run"]
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def run() -> None:
     """Entry point. Ctrl-C during start-up prints one line and exits with 130, as it does later."""
+    if os.getpid() == 1:
+        # The first process of a container: SIGTERM does nothing to it that it does not ask for.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     if sys.argv[1:] == ["--version"]:
         _print_version()
         return

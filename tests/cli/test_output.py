@@ -43,3 +43,18 @@ def test_doctor_tells_the_callers_wait_policy(given, state):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
     )
     assert ran.stdout.startswith(f"{state} {given or 'unset'}")
+
+
+def test_sigterm_ends_the_first_process_of_a_container():
+    """Which the kernel lets go on where it says nothing of it: seen by its handler."""
+    program = (
+        "import os, signal, sys\n"
+        "os.getpid = lambda: 1\n"
+        "from hybridindex.cli import entry\n"
+        "sys.argv = ['hybridindex', '--version']\n"
+        "entry.run()\n"
+        "os.kill(int(os.readlink('/proc/self')), signal.SIGTERM)\n"
+        "signal.pause()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert ran.returncode == 143, ran.stderr

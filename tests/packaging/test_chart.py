@@ -65,7 +65,9 @@ def test_the_index_starts_when_the_plan_is_applied_and_vllm_answers():
     found = rendered(*_WITH_PLAN)
     each = containers(found["Deployment"])
     assert [one["name"] for one in each] == ["plan", "apply", "llm", "index"]
-    llm, index = each[2:]
+    plan, apply, llm, index = each
+    # Plans are for the machine that was measured, with its GPU.
+    assert plan["resources"]["claims"] == apply["resources"]["claims"] == [{"name": "gpu"}]
     # A container that stays lets the next one begin once its startup probe has succeeded.
     assert llm["restartPolicy"] == "Always"
     assert llm["startupProbe"]["httpGet"]["path"] == "/health"
