@@ -521,6 +521,8 @@ class Service(OfOneProcess):
 
     def store_changed(self) -> bool:
         """Opens the store where it is not open. Whether :meth:`take_up_store` has something to do. Blocks."""
+        if self.generations.current.deferred is not None:
+            return True
         try:
             self.store.check_place()
         except StoreError:
@@ -528,7 +530,7 @@ class Service(OfOneProcess):
         return self.generations.current.pending or self.store.openings != self._taken_up
 
     def take_up_store(self) -> None:
-        """After the store was opened, which may be another one; see
+        """Opens devices that waited for another index; and after the store was opened, which may be another one, see
         :meth:`hybridindex.service.reload.Generations.take_up_store`. Blocks.
 
         Raises:
@@ -537,7 +539,9 @@ class Service(OfOneProcess):
         openings = self.store.openings
         try:
             with self._one_change():
-                self.generations.take_up_store()
+                self.generations.open_deferred()
+                if self.generations.current.pending or openings != self._taken_up:
+                    self.generations.take_up_store()
         except StoreError as error:
             self._note_untaken(error)
         else:

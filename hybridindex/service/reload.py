@@ -47,6 +47,7 @@ from hybridindex.service.serving import (
     look_at,
     open_serving,
     precision_asked,
+    same_questions,
 )
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
@@ -209,10 +210,10 @@ class Generations:
                 found, codes = self._found = self._look()
             reopen = (found, codes) != self._serves() or (not stay and self._restored(codes))
             answer = self._reload(found, reason, reopen=reopen)
+        except OverloadedError:
+            raise
         except Exception as error:
             self._note_failure(error, found)
-            if isinstance(error, OverloadedError):
-                raise
             raise ReloadError(self.counts.last_error) from error
         finally:
             self.counts.under_way = False
@@ -269,19 +270,34 @@ class Generations:
     def _take_up_plan(self) -> PlanChoice:
         """Opens devices that had no plan at the start, where there is one now."""
         now = self._current
-        choice = choose_plan(now.index, self._resumed, self.config, self._store)
+        choice = now.deferred or choose_plan(now.index, self._resumed, self.config, self._store)
         if choice.plan is None:
             now.note, now.pending = choice.note, choice.pending
             return choice
         try:
             self._open_devices(choice)
-            now.pending = False
-        except Exception as error:
-            now.pending = self._current.pending = isinstance(error, OverloadedError)
-            if isinstance(error, HybridIndexError):
-                self._current.note = f"the devices could not be opened, the host serves: {error}"
+        except HybridIndexError as error:
+            self._current.note = f"the devices could not be opened, the host serves: {error}"
             raise
+        finally:
+            now.pending = False
         return choice
+
+    def open_deferred(self) -> None:
+        """Opens devices that waited for another index. Blocks while lists move; as :meth:`reload`.
+
+        Raises:
+            OverloadedError: it is still busy.
+        """
+        now = self._current
+        choice, now.deferred = now.deferred, None
+        if choice is not None:
+            try:
+                self._open_devices(choice)
+            except OverloadedError:
+                raise
+            except HybridIndexError as error:
+                self._note_devices(error)
 
     def take_up_store(self) -> None:
         """After the store was opened, which may be another one: the plan in force becomes its current one. Where it
@@ -293,8 +309,8 @@ class Generations:
             HybridIndexError: the store does not take or give the plan.
         """
         now = self._current
-        if now.router.plan is None or now.pending:
-            # What is noted may be of the store before, or of what was busy.
+        if now.router.plan is None:
+            # What is noted may be of the store before.
             if now.pending or now.note:
                 self._take_up_stored_plan()
             return
@@ -319,7 +335,7 @@ class Generations:
     def _open_next(self, found: Manifest) -> str:
         """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
         before = self._current
-        _same_questions(before.index.ivf.manifest, found)
+        same_questions(before.index.ivf.manifest, found)
         first = self.open_beside(ServedIndex(open_index(before.index.path)))
         self._swap(first)
         try:
@@ -327,8 +343,6 @@ class Generations:
             self._open_devices_again(first, before)
         except HybridIndexError as error:
             self._note_devices(error)
-            # What is busy now is tried again.
-            self._current.pending = isinstance(error, OverloadedError)
         return first.choice.origin
 
     def open_beside(self, index: ServedIndex) -> Serving:
@@ -340,7 +354,7 @@ class Generations:
         """
         before, config = self._current, self.config
         try:
-            _same_questions(before.index.ivf.manifest, index.ivf.manifest)
+            same_questions(before.index.ivf.manifest, index.ivf.manifest)
             _, codes = look_at(index.path, config.router, index.ivf.generation)
             choice = self._plan_of(index, before)
             first = open_serving(
@@ -398,7 +412,7 @@ class Generations:
         # The plan may have changed since.
         choice = first.choice
         if choice.origin == "carried over":
-            choice = self._carried_over(before)
+            choice = before.carried_over()
         elif choice.instead_of is not None and choice.instead_of is not before.router.plan:
             choice = self._made_anew(first.index, before) or choice
         self._open_devices(choice)
@@ -414,7 +428,7 @@ class Generations:
         current, n_devices = before.router.plan, len(self.config.router.devices)
         same = current is not None and current.index_fingerprint in self._fingerprints(index)
         if same and (before.index.ivf.rabitq is not None or index.ivf.rabitq is None):
-            return self._carried_over(before)
+            return before.carried_over()
         try_to_inherit(index.ivf, self._store)
         choice = choose_plan(index, self._resumed, self.config, self._store)
         if choice.plan is not None and n_devices and choice.plan.n_devices != n_devices:
@@ -422,7 +436,7 @@ class Generations:
             choice = PlanChoice(note=f"{words}; {CURE}")
         if current is not None and same:
             of_codes = choice.plan is not None and choice.plan.index_fingerprint != current.index_fingerprint
-            return choice if of_codes else self._carried_over(before)
+            return choice if of_codes else before.carried_over()
         if choice.pending or choice.plan is not None or current is None or not n_devices or self._resumed == "none":
             return choice
         return self._made_anew(index, before) or choice
@@ -444,20 +458,17 @@ class Generations:
         made, plan_id = save_plan(self._store, made)
         return PlanChoice(plan=made, plan_id=plan_id, origin="made anew", instead_of=current)
 
-    def _carried_over(self, before: Serving) -> PlanChoice:
-        plan, plan_id = before.router.plan, before.plan_id
-        if before.refresher is not None:
-            # A plan on trial ends with its refresh.
-            plan, plan_id = before.refresher.settled()
-        return PlanChoice(plan=plan, plan_id=plan_id, origin="carried over")
-
     def _fingerprints(self, index: Index) -> set[str]:
         """Of which plans may be that serve ``index`` here."""
         return {view.fingerprint for view in views_of(index.ivf, precision_asked(self.config.router))}
 
     def _open_devices(self, choice: PlanChoice) -> None:
         """Lets a router with the devices that ``choice`` is for serve the current generation."""
-        choice = self.refit(choice)
+        try:
+            choice = self.refit(choice)
+        except OverloadedError:
+            self._current.deferred = choice
+            raise
         if choice.plan is None and self.config.router.device_budget_bytes is None:
             return
         before = self._current
@@ -587,14 +598,3 @@ class Generations:
             serving, self._retired = [*self._retired, self._current], []
         for each in serving:
             close_serving(each)
-
-
-def _same_questions(before: Manifest, after: Manifest) -> None:
-    """Raises InvalidInputError where clients of one generation could not go on with the other."""
-    for name in ("dim", "metric"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            raise InvalidInputError(
-                f"{name} is {new!r} where clients of this daemon expect {old!r}; expected the same, or a daemon of its "
-                "own: restart it, or go back with: hybridindex rollback INDEX"
-            )

@@ -13,6 +13,7 @@ from hybridindex.config import PrecisionName, RouterConfig
 from hybridindex.errors import (
     HybridIndexError,
     InfeasiblePlanError,
+    InvalidInputError,
     ProfileError,
     ProfileMismatchError,
     StoreError,
@@ -53,6 +54,7 @@ __all__ = [
     "prepare",
     "refresh_config",
     "refresher_of",
+    "same_questions",
     "without_paths",
 ]
 
@@ -104,8 +106,10 @@ class Serving:
     refresher: Refresher | None = None
     #: Why it serves without a plan or devices that were asked for; empty where it does not.
     note: str = ""
-    #: The store could not say which plan to start with, or another index was busy: it is asked again.
+    #: The store could not say which plan to start with; it is asked again.
     pending: bool = False
+    #: Of devices that are not open yet, as another index that shares their budget was busy.
+    deferred: PlanChoice | None = None
     #: What the codes beside its rows said of themselves before the index was opened, usable or not.
     codes: RabitqSpec | None = None
     #: Calls under way; guarded by :class:`hybridindex.service.reload.Generations`.
@@ -124,6 +128,11 @@ class Serving:
     def member(self) -> Member | None:
         """What connects it to the other nodes of its cluster; None: it is of none."""
         return _member_of(self.index)
+
+    def carried_over(self) -> PlanChoice:
+        """Its plan, for what takes its place. One on trial ends with its refresh."""
+        plan, plan_id = (self.router.plan, self.plan_id) if self.refresher is None else self.refresher.settled()
+        return PlanChoice(plan=plan, plan_id=plan_id, origin="carried over")
 
     @property
     def written(self) -> Path:
@@ -189,6 +198,17 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
     except BaseException:
         index.close()
         raise
+
+
+def same_questions(before: Manifest, after: Manifest) -> None:
+    """Raises InvalidInputError where clients of one generation could not go on with the other."""
+    for name in ("dim", "metric"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            raise InvalidInputError(
+                f"{name} is {new!r} where clients of this daemon expect {old!r}; expected the same, or a daemon of its "
+                "own: restart it, or go back with: hybridindex rollback INDEX"
+            )
 
 
 def look_at(path: Path, config: RouterConfig, generation: int | None = None) -> tuple[Manifest, RabitqSpec | None]:

@@ -149,6 +149,8 @@ class Application(FastAPI):
         super().__init__(**options)
         self._routes = routes
         self._middleware = middleware
+        #: Indexes whose reload waits for another change.
+        self._waiting: set[str] = set()
         self.turn_away = middleware.turn_away
 
     async def reload(self, reason: str) -> None:
@@ -165,8 +167,14 @@ class Application(FastAPI):
                 except OverloadedError as error:
                     if routes.service.admission.draining:
                         raise
+                    if name in self._waiting:
+                        return  # that one will meet what is there then
                     _log.info("%s: index %s waits: %s", reason, name, error)
-                    await asyncio.sleep(error.retry_after_s)
+                    self._waiting.add(name)
+                    try:
+                        await asyncio.sleep(error.retry_after_s)
+                    finally:
+                        self._waiting.discard(name)
         except HybridIndexError as error:
             _log.warning("%s: index %s: %s", reason, name, error)
 

@@ -15,6 +15,7 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.plans.current import current_plan_id
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.service import status
 from hybridindex.service.core import Service
 from hybridindex.service.searches import SearchRequest
 from hybridindex.tiers.paged.device_tier import DeviceTier
@@ -350,22 +351,30 @@ def test_a_refresh_stays_within_its_share_and_is_not_interrupted(open_indexes, m
     assert planned(code) == 4
 
 
-def test_devices_of_a_reload_that_met_a_refresh_open_when_it_is_over(open_indexes, folders):
+@pytest.mark.parametrize("replaced", ["compacted", "built anew"])
+def test_devices_of_a_reload_that_met_a_refresh_open_when_it_is_over(open_indexes, folders, replaced):
     indexes = open_indexes(make_refresher=lambda *parts: Refresher(*parts, NOBODY_LOOKS))
     docs, code = indexes.services.values()
     before = docs.router.plan
     docs.refresher.offer(clustered(400, seed=11))
     docs.refresher.apply(docs.refresher.propose("by hand"), force=True)
     rows = clustered(3000, OTHER_DIM, seed=9)
-    with hx.build(rows, folders["code"], nlist=16, metric="l2", nprobe=4, replace=True) as index:
-        profile = index.profile(clustered(300, OTHER_DIM, seed=2), 4, devices=0, max_seconds=0.5)
-        index.apply_plan(index.plan(5000, 1 << 30, profile, coverage=1.0), force=True)
+    if replaced == "compacted":  # a plan is made at the reload, and none is the current one
+        with hx.open(folders["code"], write=True) as index:
+            index.add(rows)
+            index.compact()
+    else:
+        with hx.build(rows, folders["code"], nlist=16, metric="l2", nprobe=4, replace=True) as index:
+            profile = index.profile(clustered(300, OTHER_DIM, seed=2), 4, devices=0, max_seconds=0.5)
+            index.apply_plan(index.plan(5000, 1 << 30, profile, coverage=1.0), force=True)
     assert code.reload()["reloaded"]
     assert "a refresh of index docs is verifying" in code.note
-    for _ in range(2):
+    for tried in (code.take_up_store, code.take_up_store, code.reload):
         assert code.store_changed(), "nobody would try again"
         with pytest.raises(OverloadedError):
-            code.take_up_store()
+            tried()
+    assert code.generations.counts.failed == 0
+    assert all(check.ok for check in status._look_at_storage(code))
     docs.router.apply_plan(dataclasses.replace(before))  # somebody ends the update
     docs.refresher.step()
     code.take_up_store()
