@@ -26,7 +26,7 @@ from hybridindex.errors import (
     how_to_install,
     without_path,
 )
-from hybridindex.index.storage.generation import read_current
+from hybridindex.index.storage.generation import require_directory
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.router.remote.loop_thread import new_event_loop
 from hybridindex.service.auth import Keyring
@@ -267,8 +267,7 @@ def _addresses(indexes: Mapping[str, IndexConfig]) -> tuple[dict[str, DaemonAddr
     for name, told in indexes.items():
         assert told.path is not None
         try:
-            if not filesystem.is_dir(told.path):
-                read_current(told.path)  # says that none is there, before a lock would make a folder
+            require_directory(told.path)  # a lock would make it
             addresses[name] = DaemonAddress(told.path)
         except HybridIndexError as error:
             if len(problems) + 1 == len(indexes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,19 @@ def test_parts_are_as_hot_as_their_list(index):
             expected = [part for each in was for part in {0: [], 3: [2, NLIST - 1, NLIST]}.get(each, [each - 1])]
             expected = (expected + [-1] * 6)[:6]
             assert now == expected
+
+
+def test_the_newest_profile_of_each_machine_has_an_heir(index):
+    with index.store() as store:
+        for machine, threads in (("old", 1), ("other", 2), ("old", 3)):
+            made = profiled(index, save=False)
+            hardware = dataclasses.replace(made.hardware, fingerprint=machine)
+            store.save_profile(dataclasses.replace(made, hardware=hardware, threads=threads))
+    index.add(clustered(700, seed=6))
+    index.compact()
+    with index.store() as store:
+        heirs = store.list_profiles(index_fingerprint=index.fingerprint)
+    assert [(each.hardware_fingerprint, each.threads) for each in heirs] == [("other", 2), ("old", 3)]
 
 
 def test_what_was_never_profiled_inherits_nothing(index):

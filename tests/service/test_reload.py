@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from hybridindex.errors import (
     ReloadError,
     UnknownSessionError,
 )
+from hybridindex.index.live.store import LOOK_AGAIN_S
 from hybridindex.plans.current import make_current
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
@@ -25,6 +29,7 @@ from hybridindex.service import reload
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http import upkeep
+from hybridindex.service.http.app import create_app
 from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.observe.events import DeviceWatch
 from hybridindex.service.observe.metrics import Metrics
@@ -100,6 +105,42 @@ def test_searches_go_on_and_each_answer_is_of_one_generation(make_service, index
     assert seen == {0, 1, 2}
     assert service.index.ivf.generation == 4
     assert status_of(service)["reload"]["done"] == 3
+
+
+def test_a_reload_at_a_signal_waits_for_the_change_that_is_under_way(make_service, index_path):
+    """Longer than the line of changes lets it: nobody would ask again."""
+    service = make_service(warm=False)
+    replace(index_path)
+    app = create_app(service)
+
+    async def main():
+        with service.changes.one_change():
+            reloading = asyncio.create_task(app.reload("SIGHUP"))
+            while not (app._waiting or reloading.done()):
+                await asyncio.sleep(0.05)
+            assert service.index.ivf.generation == 1
+        await reloading
+
+    asyncio.run(main())
+    assert service.index.ivf.generation == 2
+    assert service.generations.counts.failed == 0
+
+
+def test_a_search_of_what_was_left_behind_is_told_to_come_again(make_service, index_path, queries):
+    """Two compactions of others, of which the daemon has seen neither."""
+    service = make_service(warm=False, router={"devices": ()})
+    script = (
+        f"import hybridindex as hx\nwith hx.open({str(index_path)!r}, write=True) as index:\n"
+        "    for row in range(2):\n        index.delete([row])\n        index.compact()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    time.sleep(LOOK_AGAIN_S)
+    answer = ask(service, "POST", "/v1/search", json={"queries": queries[0].tolist()})
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["retry-after"] == "1"
+    assert str(index_path) not in answer.text
+    service.reload()
+    assert ask(service, "POST", "/v1/search", json={"queries": queries[0].tolist()}).status_code == 200
 
 
 def test_a_search_under_way_ends_in_its_generation(service, index_path, queries):

@@ -16,14 +16,13 @@ from rich.live import Live
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex import filesystem
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, Key, RowCache, StoreUrl
 from hybridindex.cli.proposal_table import proposal_table, proposal_words
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, StoreError, UnreachableError
-from hybridindex.index.storage.generation import read_current
+from hybridindex.index.storage.generation import require_directory
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import apply_offline, current_plan_id
 from hybridindex.plans.precision import choose_view, view_of
@@ -104,8 +103,7 @@ def _connect(index: Path | None, url: str | None, key: str | None) -> Client:
         raise InvalidInputError("INDEX and --url are both missing; expected an index directory or an address")
     found = find_daemon(index)
     if found is None or not found.urls:
-        if not filesystem.is_dir(index):
-            read_current(index)  # says what is there
+        require_directory(index)
         raise UnreachableError(f"no daemon serves {index}; start one with: hybridindex serve {index}")
     return Client(found.urls[0], key=key, index=found.index, timeout_s=_TIMEOUT_S)
 

@@ -70,6 +70,7 @@ __all__ = [
     "read_current",
     "refuse_share",
     "remove_generations",
+    "require_directory",
     "scratch_of",
     "unfinished",
     "unreadable",
@@ -134,14 +135,10 @@ def unreadable(error: OSError, file: Path) -> IndexFormatError:
     return UnreadableIndexError(f"{file} cannot be read: {error.strerror or error}; {io_cure(error)}")
 
 
-def read_current(path: Path) -> Path:
-    """Directory of the current generation.
-
+def require_directory(path: Path) -> None:
+    """
     Raises:
-        InvalidInputError: there is nothing at ``path``, or it is a file.
-        UnsupportedIndexError: the directory is not an index.
-        CorruptIndexError: CURRENT is damaged or names a generation that is not there.
-        UnreadableIndexError: something there may not, or cannot, be read.
+        InvalidInputError: there is nothing at ``path``, it is a file, or nobody can tell.
     """
     try:
         what = None if filesystem.is_dir(path) else "is a file" if filesystem.exists(path) else "does not exist"
@@ -151,6 +148,18 @@ def read_current(path: Path) -> Path:
         ) from error
     if what is not None:
         raise InvalidInputError(f"path {str(path)!r} {what}; expected an index directory")
+
+
+def read_current(path: Path) -> Path:
+    """Directory of the current generation.
+
+    Raises:
+        InvalidInputError: there is nothing at ``path``, or it is a file.
+        UnsupportedIndexError: the directory is not an index.
+        CorruptIndexError: CURRENT is damaged or names a generation that is not there.
+        UnreadableIndexError: something there may not, or cannot, be read.
+    """
+    require_directory(path)
     try:
         raw = filesystem.read_bytes(path / CURRENT_FILE)
     except FileNotFoundError as error:

@@ -140,6 +140,9 @@ def test_wrong_octets_name_their_field(field, options, body):
         b"\x93NUMPY\x09\x00\x10\x00{'descr': '<f4',",
         b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{}",
         b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}            \n",
+        # Of one row, for who takes True for a number.
+        b"\x93NUMPY\x01\x00\x47\x00{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}          \n"
+        + bytes(16),
     ],
 )
 def test_wrong_npy_is_refused_and_nothing_is_unpickled(body):
