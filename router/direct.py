@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.batch.merge import finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.batch.split import split_probes
 from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
 from hybridindex.tiers.host.added_scanner import AddedScanner
@@ -57,6 +57,8 @@ class DirectSearch:
         nothing was counted."""
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
         seen, absent = integrity.seen, integrity.quarantined
+        if absent is not None and codes is not None:
+            return None  # which rows are needed is known after the scan
         if absent is not None and self._in_vain > _MOST_IN_VAIN:
             self._in_vain *= _KEPT
             return None

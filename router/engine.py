@@ -26,12 +26,13 @@ from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, scan_added
-from hybridindex.router.batch.batch import Batch, GivenProbes, Request, RowsAt, by_kind, given_probes
+from hybridindex.router.batch.batch import Batch, given_probes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
-from hybridindex.router.batch.comparison import Comparison
+from hybridindex.router.batch.comparison import Comparison, RowsAt
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.replies import BlockingReply
 from hybridindex.router.batch.reports import BatchReports
+from hybridindex.router.batch.request import GivenProbes, Request, by_kind
 from hybridindex.router.batch.split import HOST, ProbePart, split_among_nodes, split_probes
 from hybridindex.router.batch.stages import COARSE, SPLIT, BatchClock, BatchReport
 from hybridindex.router.devices.added_on_devices import AddedOnDevices
@@ -82,7 +83,7 @@ class Engine:
             filters: what requests' filters were made by.
             wait_for_loads: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
-            remote: asks other nodes of a cluster for lists that are not here; None: all are here.
+            remote: asks other nodes of a cluster for lists and candidates that are not here; None: all are here.
         """
         self._index = index = parts.index
         self._integrity = index.integrity
@@ -94,8 +95,6 @@ class Engine:
         #: Where it scans codes: answers are estimates and positions, of which the exact distances follow.
         self._codes = codes = host if isinstance(host, HostRabitqScanner) else None
         self._reranker = None if codes is None else codes.reranker
-        #: Of what scans answer: estimates are better where they are smaller.
-        self._keep_max = codes is None and index.metric == "ip"
         #: (nlist,) int64: bytes that a scan of each list reads.
         self._list_bytes = index.list_bytes
         self._tiers, self._remote = parts.tiers, remote
@@ -166,7 +165,7 @@ class Engine:
 
         Args:
             queries: (n, scan_dim) float32, checked and transformed.
-            kept, live, spare: as of a :class:`hybridindex.router.batch.batch.Request`.
+            kept, live, spare: as of a :class:`hybridindex.router.batch.request.Request`.
             tell: tells who listens on the calling thread; else nothing is searched where anybody does.
 
         Raises:
@@ -185,8 +184,7 @@ class Engine:
         return result
 
     def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
-        """As :meth:`search_directly`, of lists that another node chose, whoever listens; None, too, where a list is not
-        here."""
+        """As :meth:`search_directly`, of lists that another node chose, whoever listens; None, too: one is not here."""
         if self._direct is None or not self._turn.take(self._is_idle):
             return None
         try:
@@ -368,7 +366,7 @@ class Engine:
         return Begun(batch, host_part, chosen_s, slot)
 
     def _scan_here(self, begun: Sequence[Begun]) -> None:
-        if self._remote is not None and any(each.batch.asks_others for each in begun):
+        if self._remote is not None and any(each.batch.asks_others and each.batch.by_rows for each in begun):
             self._remote.wait_until_asked(sum(each.part.total_bytes for each in begun if each.part is not None))
         self._host_parts.scan(begun)
         for each in begun:
@@ -392,7 +390,8 @@ class Engine:
         list_device = self.health.list_device(residency)
         not_here = damaged = self._integrity.quarantined
         if self._remote is not None:
-            damaged = None  # other nodes may have them
+            # Other nodes may have them; and the codes of all lists are here.
+            not_here, damaged = not_here if self._codes is None else None, None
             list_device = self._remote.devices_here(list_device, not_here)
         if damaged is not None or any(request.may_wait for request in requests):
             left = np.ones(len(batch), dtype=np.bool_)
@@ -409,7 +408,7 @@ class Engine:
             self._staying.limit_probes(batch, probes, list_device, not_here)
         if self._codes is not None:
             coarse = self._codes.centre_products(batch.queries, probes, coarse)
-        choice = None if self._remote is None else self._remote.choose(probes, not_here)
+        choice = None if self._remote is None else self._remote.choose(probes, not_here, by_codes=not batch.by_rows)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, quantized_s, choice)
         scan_added(batch, lambda: find_added(self._added, batch, probes))
         return batch, host_part, quantized_s
@@ -417,8 +416,9 @@ class Engine:
     def _start_given(
         self, requests: list[Request], residency: Residency, slot: Slot, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None, float]:
-        """:meth:`_start` of requests that say their lists, all of them here; with filters, the host scans them."""
-        batch, chosen_s = self._batch_of(requests), time.perf_counter()
+        """:meth:`_start` of requests that say their lists, all of them here. With filters, or where other searches scan
+        codes, the host compares their rows."""
+        batch, chosen_s = self._batch_of(requests, by_rows=True), time.perf_counter()
         probes, coarse = given_probes(batch)
         damaged = self._integrity.quarantined
         if damaged is not None:
@@ -427,11 +427,11 @@ class Engine:
             if not requests:
                 return batch, None, chosen_s
             if not left.all():
-                whole, batch = batch, self._batch_of(requests)
+                whole, batch = batch, self._batch_of(requests, by_rows=True)
                 batch.begin_as(whole)
                 probes, coarse = given_probes(batch)
         list_device = self.health.list_device(residency)
-        if self._filtered.mask_given(batch, probes):
+        if self._filtered.mask_given(batch, probes) or self._codes is not None:
             list_device = np.full_like(list_device, HOST)
         host_part = self._hand_over(batch, probes, coarse, list_device, residency, slot, finished, chosen_s)
         return batch, host_part, chosen_s
@@ -446,9 +446,8 @@ class Engine:
         slot: Slot,
         finished: Callable[[Batch], None],
     ) -> tuple[Batch, ProbePart | None, float]:
-        """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile. ``on_devices``: whether these scan
-        lists that they hold."""
-        batch, chosen_s = self._batch_of(requests), time.perf_counter()
+        """:meth:`_start` of groups whose lists were chosen; ``clock``: meanwhile; ``on_devices``: devices scan, too."""
+        batch, chosen_s = self._batch_of(requests, by_rows=True), time.perf_counter()
         probes, coarse = self._filtered.fill(batch, groups, clock)
         list_device = self.health.list_device(residency)
         if not on_devices:
@@ -493,6 +492,8 @@ class Engine:
                 return self._device_queues[device].put(RowTask(batch, comparison, positions, residency, slot.give_back))
 
             batch.rows_at = RowsAt(list_device[nlist:], put)
+        if self._remote is not None and not batch.by_rows and self._integrity.quarantined is not None:
+            batch.compare_beside(self._remote.compare)
         if batch.masks is None:
             self.added_on_devices.look(batch.added_lists, residency)
             batch.added_there = self.added_on_devices.lease(batch.added_lists, list_device)
@@ -516,14 +517,17 @@ class Engine:
             known = self._rows_of = list_device, bool((list_device[self._index.nlist :] >= 0).any())
         return known[1]
 
-    def _batch_of(self, requests: list[Request]) -> Batch:
+    def _batch_of(self, requests: list[Request], *, by_rows: bool = False) -> Batch:
+        """``by_rows``: rows are scanned or compared, whatever other searches scan."""
+        larger_is_nearer = self._index.metric == "ip"
+        by_rows = by_rows or self._codes is None
         return Batch(
             tuple(requests),
-            keep_max=self._keep_max,
-            larger_is_nearer=self._index.metric == "ip",
+            keep_max=larger_is_nearer and by_rows,
+            larger_is_nearer=larger_is_nearer,
             integrity=self._integrity,
             on_short=self._search_what_is_left,
-            reranker=self._reranker,
+            reranker=None if by_rows else self._reranker,
         )
 
     def _search_what_is_left(self, request: Request) -> None:
@@ -542,8 +546,7 @@ class Engine:
                     self._answer_filtered(group, clock)
 
     def _search_again(self, batch: Batch) -> Sequence[Request]:
-        """Queues what a batch did not answer because bytes turned out to be damaged while it scanned them, and returns
-        it. Never raises."""
+        """Queues what a batch did not answer as bytes turned out to be damaged meanwhile; returns it. Never raises."""
         requests = batch.take_open()
         queued: list[Request] = []
         try:

@@ -19,11 +19,12 @@ from hybridindex.errors import HybridIndexError
 from hybridindex.index.filters.row_filter import AddedFilter, RowFilter, RowFilters
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.batch import Batch, Request
+from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.batch.stages import COARSE, BatchClock
 from hybridindex.tiers.host.added_scanner import AddedScanner
@@ -373,13 +374,16 @@ class FilteredSearches:
         return True
 
     def scan_part(self, batch: Batch, part: ProbePart) -> tuple[F32, I64]:
-        """Compares a part of a batch with masks on the host, as a scan answers it; from any thread."""
-        assert batch.masks is not None
+        """Compares a part of a batch on the host, as a scan answers it: with masks the rows that these leave, else all;
+        from any thread."""
+        masks = batch.masks
+        if masks is None:
+            masks = RowMasks((self._filters.make(None, None),), np.zeros(len(batch), dtype=np.int32))
         started, n_compared = time.perf_counter(), 0
         distances = np.empty((len(part.rows), batch.k), dtype=np.float32)
         ids = np.empty((len(part.rows), batch.k), dtype=np.int64)
         scanner = self._opened()
-        for rows, wanted in batch.masks.take(part.rows).groups():
+        for rows, wanted in masks.take(part.rows).groups():
             probes = part.probes[rows]
             there = probes >= 0
             n_rows = np.where(there, wanted.counts[probes], 0).sum(axis=1)

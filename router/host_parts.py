@@ -20,6 +20,7 @@ from hybridindex.router.filtered import FilteredSearches
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.router.slots import Slot
 from hybridindex.tiers.host.added_scanner import AddedScanner
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I32, I64
 
 __all__ = ["Begun", "HostParts"]
@@ -52,21 +53,26 @@ class HostParts:
         early_dispatch: bool,
     ) -> None:
         self._host, self._pace = parts.host, parts.host_pace
+        self._scans_codes = isinstance(parts.host, HostRabitqScanner)
         self._added, self._filtered, self._wait_for_loads = added, filtered, wait_for_loads
         self._early_dispatch = early_dispatch
 
     def scan(self, begun: Sequence[Begun]) -> None:
-        """Of batches without filters together, then of others one by one."""
+        """Of batches of what the host scans together; then of those whose rows are compared, one by one."""
         plain: list[tuple[Batch, ProbePart]] = []
-        masked: list[tuple[Batch, ProbePart]] = []
+        compared: list[tuple[Batch, ProbePart]] = []
         for each in begun:
             if each.part is not None:
-                (plain if each.batch.masks is None else masked).append((each.batch, each.part))
+                (compared if self._compares(each.batch) else plain).append((each.batch, each.part))
         if plain:
-            self._scan_plain(plain, min(each.chosen_s for each in begun if each.batch.masks is None))
-        for batch, part in masked:
+            self._scan_plain(plain, min(each.chosen_s for each in begun if not self._compares(each.batch)))
+        for batch, part in compared:
             self.scan_one(batch, part, early=False)
             batch.end_scan()
+
+    def _compares(self, batch: Batch) -> bool:
+        """With filters; or of rows, where the host scans codes."""
+        return batch.masks is not None or (self._scans_codes and batch.by_rows)
 
     def _scan_plain(self, parts: Sequence[tuple[Batch, ProbePart]], chosen_s: float) -> None:
         """``chosen_s``: when the first lists were known."""
@@ -96,7 +102,7 @@ class HostParts:
         started = time.perf_counter()
         try:
             # The split has checked the probes, the quantizer made the rest.
-            if batch.masks is not None:
+            if self._compares(batch):
                 result, early = self._filtered.scan_part(batch, part), False
             else:
                 result = self._host.scan_checked(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 
-from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.batching import fits
+from hybridindex.router.batch.request import Request
 
 __all__ = ["RequestQueue"]
 

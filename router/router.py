@@ -24,9 +24,9 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import Warmed
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.processes import OfOneProcess
-from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.replies import FutureReply
+from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import RouterStats, StatsCounter
 from hybridindex.router.devices.opening import wanted_devices
@@ -400,6 +400,12 @@ class Router(OfOneProcess):
             return reply
 
         return await on_served(self._current, submitted).future
+
+    def compare(self, queries: F32, positions: I64, k: int, most_bytes: int | None = None) -> tuple[F32, I64] | None:
+        """The k nearest of given candidates, all of which have to be here, for another node of the cluster; arguments,
+        answer and errors are those of :meth:`hybridindex.router.comparisons.Comparisons.compare`.
+        """
+        return on_served(self._current, lambda served: served.comparisons.compare(queries, positions, k, most_bytes))
 
     def submit(
         self,

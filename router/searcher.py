@@ -12,10 +12,10 @@ from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.batch import GivenProbes, Request
 from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
 from hybridindex.router.batch.replies import BlockingReply, Reply
+from hybridindex.router.batch.request import GivenProbes, Request
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.placement import Placement
 from hybridindex.router.engine import Engine
@@ -42,7 +42,7 @@ class _Call(NamedTuple):
     at_once: int
     #: Which rows may be answered; None: all.
     filter: RowFilter | None = None
-    #: As of a :class:`hybridindex.router.batch.batch.Request`.
+    #: As of a :class:`hybridindex.router.batch.request.Request`.
     live: LiveRows | None = None
     spare: int = 0
     short: bool = False

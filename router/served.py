@@ -21,6 +21,7 @@ from hybridindex.processes import weakly
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import StatsCounter
+from hybridindex.router.comparisons import Comparisons
 from hybridindex.router.devices.good_copies import GoodCopies
 from hybridindex.router.devices.opening import TierOpening
 from hybridindex.router.devices.placement import Placement
@@ -123,6 +124,7 @@ class Served:
             self.engine = Engine(parts, self.wait_for_loads, config, filters, on_batch, remote)
             undo.pop_all()
         self.placement = Placement(plan, parts, self.lookahead, opening, config, self.engine.added_on_devices)
+        reads_disk = self.warmed.nbytes < self.warmed.total_bytes
         self.searcher = Searcher(
             index,
             self.engine,
@@ -132,8 +134,10 @@ class Served:
             candidates=self.candidates,
             filters=filters,
             most_nprobe=max(index.nlist, most_nprobe),
-            reads_disk=self.warmed.nbytes < self.warmed.total_bytes,
+            reads_disk=reads_disk,
         )
+        #: For other nodes of a cluster.
+        self.comparisons = Comparisons(index, self.host, reads_disk=reads_disk)
         copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
         self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)
         self.recovery = Recovery(
@@ -208,6 +212,7 @@ class Served:
             self.lookahead.close,
             *(partial(close_tier, tier) for tier in self.tiers),
             close_host_lists,
+            self.comparisons.close,
             self.host.close,
         ]
         with ExitStack() as ends:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.router.batch.batch import Batch, Request
+from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.deadline import nprobe_for_deadline
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.request import Request
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.types import I64
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridindex.api import Index
-from hybridindex.errors import CorruptIndexError, HybridIndexError
+from hybridindex.errors import CorruptIndexError, HybridIndexError, ProfileError
 from hybridindex.index import Manifest, open_index
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
+from hybridindex.store import ControlStore
 from hybridindex.types import F64, I64
 
 __all__ = ["Access", "access_of", "read_access"]
@@ -36,6 +38,8 @@ class Access(NamedTuple):
     probes: I64 | None
     #: Of the profile; None: there is none.
     profile_id: int | None
+    #: Of the codes beside the rows, of which each node has all; 0: there are none.
+    code_bytes: int = 0
 
     @property
     def of(self) -> IndexGeneration:
@@ -57,7 +61,8 @@ def access_of(index: Path, map_: ClusterMap | None) -> Access:
 
 
 def read_access(index: Path, generation: int | None = None) -> Access:
-    """From the newest profile of the index's rows; without one, all lists are taken to be probed alike.
+    """From the newest profile of the index's rows or codes, which say alike what is probed; without one, all lists are
+    taken to be probed alike.
 
     Args:
         generation: None: the current one.
@@ -69,15 +74,16 @@ def read_access(index: Path, generation: int | None = None) -> Access:
     with Index(ivf) as opened:  # which may have a newer generation
         spans = ivf.integrity.spans
         list_bytes = (spans[:, :, 1] - spans[:, :, 0]).sum(axis=1)
+        code_bytes = 0 if ivf.rabitq is None else ivf.rabitq.spec.file_bytes
         profile = None
         try:
             with opened.store(required=False) as store:
-                profile = store.load_profile(index_fingerprint=ivf.fingerprint)
+                profile = store.load_profile(_newest_profile(ivf, store))
         except HybridIndexError as error:
             _log.info("the plan is made without a profile: %s", error)
         if profile is None:
             work: F64 = (ivf.list_bytes * min(1.0, ivf.nprobe / ivf.nlist)).astype(np.float64)
-            return Access(ivf.manifest, list_bytes, ivf.list_bytes, work, None, None)
+            return Access(ivf.manifest, list_bytes, ivf.list_bytes, work, None, None, code_bytes)
         access = profile.access
         probes = np.concatenate([access.fit_probes, access.held_probes]).astype(np.int64)
         # Planning takes seconds for thousands of queries, and the placement hardly changes with more.
@@ -90,4 +96,14 @@ def read_access(index: Path, generation: int | None = None) -> Access:
             counts * ivf.list_bytes / max(1, len(probes)),
             probes,
             profile.id,
+            code_bytes,
         )
+
+
+def _newest_profile(ivf: IVFIndex, store: ControlStore) -> int:
+    """Raises ProfileError: there is none of the index."""
+    views = [ivf] if ivf.rabitq is None else [ivf, ivf.by_codes()]
+    found = [each.id for view in views for each in store.list_profiles(index_fingerprint=view.fingerprint)]
+    if not found:
+        raise ProfileError(f"there is no profile of index {ivf.fingerprint}")
+    return max(found)

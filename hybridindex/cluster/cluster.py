@@ -105,7 +105,12 @@ def plan_nodes(index: Path, n_nodes: int, memory_bytes: int, request: ClusterReq
         InvalidInputError: more replicas than nodes, or too little memory; says how much is missing.
     """
     access = read_access(index)
-    asked = NodeRequest(node_bytes=(memory_bytes,) * n_nodes, replicas=request.replicas, replicate=request.replicate)
+    asked = NodeRequest(
+        node_bytes=(memory_bytes,) * n_nodes,
+        replicas=request.replicas,
+        replicate=request.replicate,
+        code_bytes=access.code_bytes,
+    )
     return place_lists(access.list_bytes, access.work, asked, probes=access.probes)
 
 

@@ -248,7 +248,7 @@ class Manager:
         before = self._serving(map_)
         lost = [i for i, node in enumerate(map_.nodes) if node.name in away]
         plan = NodePlan(
-            request=replace(self._node_request(), node_bytes=self._room(map_)),
+            request=replace(self._node_request(self.access), node_bytes=self._room(map_)),
             list_bytes=self.access.list_bytes,
             work=self.access.work,
             holders=map_.holders,
@@ -280,7 +280,7 @@ class Manager:
         """Bytes that each node may hold after a repair. One that is about to come keeps what it has, and takes no more
         now."""
         room = []
-        for i, nbytes in enumerate(self._node_request().node_bytes):
+        for i, nbytes in enumerate(self._node_request(self.access).node_bytes):
             used = int(self.access.list_bytes[map_.held_by(i)].sum()) if i < len(map_.nodes) else 0
             room.append(nbytes if self._can_take(i, map_) else min(nbytes, used))
         return tuple(room)
@@ -302,12 +302,13 @@ class Manager:
 
     # Plans and changes
 
-    def _node_request(self) -> NodeRequest:
+    def _node_request(self, access: Access) -> NodeRequest:
         request = self._state.request
         return NodeRequest(
             node_bytes=tuple(0 if entry.drains else entry.memory_bytes for entry in self._state.nodes),
             replicas=request.replicas,
             replicate=request.replicate,
+            code_bytes=access.code_bytes,
         )
 
     def _holders_in(self, access: Access) -> U64 | None:
@@ -322,7 +323,7 @@ class Manager:
         return place_lists(
             access.list_bytes,
             access.work,
-            self._node_request(),
+            self._node_request(access),
             current=self._holders_in(access),
             probes=access.probes,
         )
@@ -428,7 +429,7 @@ class Manager:
         width = max((probes.shape[1] for probes in samples), default=0)
         padded = [np.pad(probes, ((0, 0), (0, width - probes.shape[1])), constant_values=-1) for probes in samples]
         probes = np.concatenate(padded) if padded else np.empty((0, 1), dtype=np.int64)
-        drift = judge_drift(access.list_bytes, access.scanned_bytes, map_.holders, self._node_request(), probes)
+        drift = judge_drift(access.list_bytes, access.scanned_bytes, map_.holders, self._node_request(access), probes)
         self._drift = {
             "queries": drift.n_queries,
             "local_share": drift.local_share,

@@ -132,6 +132,19 @@ class Integrity:
         mask = self.quarantined
         return [] if mask is None else np.flatnonzero(mask).tolist()
 
+    def pieces_in_quarantine(self, n_pieces: int, *, of_codes: bool) -> npt.NDArray[np.bool_] | None:
+        """(n_pieces,) bool: pieces of :attr:`hybridindex.index.ivf.IVFIndex.n_pieces` that nobody may read; None: there
+        are none. ``of_codes``: the first are codes of the lists, and rows follow, if they do.
+
+        A share has the codes of all lists, and candidates of lists that it does not hold are compared elsewhere. Where
+        all rows should be here, codes of damaged lists find candidates that nobody can compare.
+        """
+        rows = self.quarantined
+        if rows is None or not of_codes:
+            return rows
+        codes = rows if self.absent is None else np.zeros_like(rows)
+        return np.concatenate([codes, rows])[:n_pieces]
+
     def damaged_lists(self) -> list[int]:
         """Those in quarantine that are held, ascending."""
         with self._lock:

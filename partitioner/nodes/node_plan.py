@@ -29,6 +29,8 @@ class NodeRequest:
     replicate: Literal["hot", "none"] = "hot"
     #: Most bytes of copies beyond ``replicas``, of all nodes together; None: what the memory holds.
     spread_bytes: int | None = None
+    #: Bytes of the codes of all lists, which each node holds beside ``node_bytes``; 0: the index has none.
+    code_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.node_bytes) <= MOST_NODES:
@@ -138,6 +140,8 @@ class NodePlan:
             f"{self.nlist} lists ({format_bytes(index)}) on {request.taking.size} of {request.n_nodes} nodes, each on "
             f"{request.replicas}; {spread.size} hot lists ({format_bytes(self.list_bytes[spread].sum())}) on more."
         ]
+        if request.code_bytes:
+            told.append(f"Beside its lists each node holds the codes of all: {format_bytes(request.code_bytes)}.")
         if below.size:
             none = int((self.copies == 0).sum())
             told.append(

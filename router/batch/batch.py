@@ -10,115 +10,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from hybridindex.config import SearchParams
 from hybridindex.errors import IncompleteAnswerError
-from hybridindex.index.filters.row_filter import RowFilter
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.integrity import Integrity
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.added_there import AddedThere
-from hybridindex.router.batch.comparison import Comparison, split_positions
+from hybridindex.router.batch.comparison import CompareElsewhere, Comparison, RowsAt, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added, merge_topk
-from hybridindex.router.batch.replies import Reply
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
-from hybridindex.router.batch.stages import BatchClock, BatchReport
+from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.host.reranker import Reranker
-from hybridindex.types import F32, I32, I64, SearchResult
+from hybridindex.types import F32, F64, I32, I64, SearchResult
 
-__all__ = ["Batch", "GivenProbes", "Request", "RowsAt", "by_kind", "given_probes"]
+__all__ = ["Batch", "given_probes"]
 
 _log = logging.getLogger(__name__)
 
-
-class GivenProbes(NamedTuple):
-    """Lists that were chosen elsewhere, where others of the same queries may be scanned."""
-
-    #: (n, w) int64, -1 = skip.
-    probes: I64
-    #: (n, w) float32.
-    coarse_distances: F32
-    #: Which rows each query may be answered with; None: all.
-    masks: RowMasks | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Request:
-    """One search call, checked and transformed, on its way through the engine."""
-
-    #: (n, scan_dim) float32.
-    queries: F32
-    params: SearchParams
-    #: The call's, or the plan's.
-    nprobe: int
-    #: Rows that the scan keeps of each query: k, or the candidates of a search by codes.
-    kept: int
-    reply: Reply
-    #: Which rows may be answered; None: all.
-    filter: RowFilter | None = None
-    #: What had been deleted and added when it was made, at least; None: nothing. A batch has ``spare`` places more,
-    #: from which it leaves out what was deleted.
-    live: LiveRows | None = None
-    spare: int = 0
-    #: These places do not suffice; and what of a batch's work devices had, that found this out.
-    short: bool = False
-    hit_rate: F32 | None = None
-    #: The lists to scan; None: those that are nearest.
-    given: GivenProbes | None = None
-    #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
-    deadline_s: float | None = None
-    #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
-    on_probes: Callable[[I64], None] | None = None
-    #: When given, told about the batch after it has ended, so maybe after the answer.
-    on_batch: Callable[[BatchReport], None] | None = None
-    #: Whether it may wait for lists on their way; asked once.
-    may_wait: bool = False
-    #: Searched again, because bytes turned out to be damaged, or too many rows were deleted: it is counted once, and
-    #: told its lists once.
-    again: bool = False
-    submitted_s: float = field(default_factory=time.perf_counter)
-
-    def tell_probes(self, probes: I64) -> None:
-        """Tells who wants to know which lists (n, p) were probed. Never raises."""
-        if self.on_probes is None or self.again:
-            return
-        try:
-            self.on_probes(probes.copy())
-        except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
-            _log.exception("an on_probes callback raised")
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether its rows are chosen and compared one by one, in no batch."""
-        return self.short or self.filter is not None
-
-    @property
-    def places(self) -> int:
-        """Of each query's answer, before deleted rows are left out."""
-        return self.params.k + self.spare
-
-    @property
-    def width(self) -> int:
-        """Entries of the largest array of each of its queries."""
-        return max(self.nprobe, self.kept)
-
-
-class RowsAt(NamedTuple):
-    """Where devices hold rows of candidates."""
-
-    #: (nlist,) int16 the device of each list's rows, -1: none.
-    device: npt.NDArray[np.int16]
-    #: Hands a device its part of a comparison: positions (n, r). False where it takes none any more. What it takes ends
-    #: with :meth:`Batch.end_scan`, as a scan does.
-    put: Callable[[int, Batch, Comparison, I64], bool]
+#: Of the work of a query, where it is not counted in bytes.
+_PARTS = 1 << 20
 
 
 class Batch:
@@ -183,6 +99,7 @@ class Batch:
         self._lost: I64 | None = None
         #: Where devices hold rows of candidates; None: nowhere. Set before :meth:`begin`.
         self.rows_at: RowsAt | None = None
+        self._compare_elsewhere: CompareElsewhere | None = None
         #: Candidates that devices compared, and parts of comparisons that the host took over from them.
         self.device_candidates = self.rerank_fallbacks = 0
         #: Per request: (query, scan) pairs that still have to report.
@@ -195,8 +112,13 @@ class Batch:
         return len(self.queries)
 
     @property
+    def by_rows(self) -> bool:
+        """Whether scans answer rows with their distances, and not candidates."""
+        return self._reranker is None
+
+    @property
     def asks_others(self) -> bool:
-        """Whether other nodes scan a part of it, or nobody does."""
+        """Whether other nodes may scan or compare a part of it, or nobody does."""
         return self._lost is not None
 
     @property
@@ -227,8 +149,14 @@ class Batch:
         """Queries are answered with rows that these leave, of which ``n_rows`` are compared. Before :meth:`begin`."""
         self.masks, self.filtered_rows = masks, n_rows
 
+    def compare_beside(self, compare: CompareElsewhere) -> None:
+        """``compare`` has other nodes compare candidates whose rows are not here. Before :meth:`begin`."""
+        if self._lost is None:
+            self.expect(np.full(len(self), _PARTS, dtype=np.int64))
+        self._compare_elsewhere = compare
+
     def expect(self, work: I64) -> None:
-        """Other nodes scan a part of it; ``work`` (n,) int64: bytes of all. Before :meth:`begin`."""
+        """Other nodes do a part of it; ``work`` (n,) int64: bytes of all. Before :meth:`begin`."""
         self._work, self._lost = work, np.zeros(len(self), dtype=np.int64)
 
     def search_again(self) -> None:
@@ -243,11 +171,17 @@ class Batch:
             if self.stale:
                 call()
 
-    def lose(self, rows: I32, nbytes: I64) -> None:
-        """Nobody scans so many bytes (m,) for ``rows`` (m,). Before they are completed."""
+    def lose(self, rows: I32 | I64, nbytes: I64) -> None:
+        """Nobody reads so many bytes (m,) for ``rows`` (m,). Before they are completed."""
         with self._lock:
             assert self._lost is not None, "nothing was expected of other nodes"
             self._lost[rows] += nbytes
+
+    def lose_candidates(self, rows: I64, share: F64) -> None:
+        """Nobody compares such a share (m,) of the candidates of ``rows`` (m,). Before they are completed."""
+        assert self._work is not None, "nothing was expected of other nodes"
+        # However few.
+        self.lose(rows, np.ceil(share * self._work[rows]).astype(np.int64))
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
@@ -364,7 +298,12 @@ class Batch:
         if self._reranker is None:
             self._settle(numbers, None)
         elif numbers:
-            self._rerank(self._reranker, numbers)
+            alone = self._compare_elsewhere is not None and any(
+                self.requests[number].partial_from_s is not None for number in numbers
+            )
+            # Each may give up what other nodes compare, at a time of its own.
+            for some in [[number] for number in numbers] if alone else [numbers]:
+                self._rerank(self._reranker, some)
 
     def _settle(self, numbers: list[int], exact: tuple[F32, I64] | None) -> None:
         """Gives the answers of requests; ``exact``: (m, k) distances and ids of their queries, one request after the
@@ -456,6 +395,7 @@ class Batch:
         started = time.perf_counter()
         try:
             positions, queries = self._best()[1], self.queries
+            rows: I64 = np.arange(len(self))
             if self._request_of is not None:
                 for number in numbers:
                     positions[self.rows_of(number), self.requests[number].kept :] = -1
@@ -470,10 +410,10 @@ class Batch:
                     self.rerank_fallbacks += comparison.n_fallbacks
                 self._reranked(numbers, comparison.found, n_candidates, started)
 
-            if self.rows_at is not None:
+            if self.rows_at is not None or self._compare_elsewhere is not None:
                 failed = partial(self._fail_all, numbers)
                 comparison = Comparison(reranker, queries, k, self.clock, done, failed)
-                self._compare(comparison, positions, self.rows_at)
+                self._compare(comparison, positions, rows, self.requests[numbers[0]].partial_from_s)
                 return
             exact = reranker.rerank(queries, positions, k)
             self.clock.note_host_rerank(n_candidates, started)
@@ -487,10 +427,13 @@ class Batch:
         for number in numbers:
             self.requests[number].reply.fail(error)
 
-    def _compare(self, comparison: Comparison, positions: I64, rows_at: RowsAt) -> None:
-        """Where devices hold rows, they compare those of their own; the host the others, meanwhile."""
+    def _compare(self, comparison: Comparison, positions: I64, rows: I64, until_s: float | None) -> None:
+        """Other nodes compare what is not here; where devices hold rows, they compare those of their own; the host the
+        others, meanwhile. ``rows``: (n,) of the batch; ``until_s``: as of :class:`CompareElsewhere`."""
+        rows_at = self.rows_at
 
         def put(device: int, own: I64) -> bool:
+            assert rows_at is not None
             comparison.add()
             # Before the scan ends that found the candidates: the lease stays.
             self.add_scan()
@@ -500,7 +443,12 @@ class Batch:
                 self.end_scan()
             return taken
 
-        comparison.compare_here(split_positions(positions, rows_at.device, put))
+        # Before the scan ends that found the candidates, as for devices.
+        if self._compare_elsewhere is not None:
+            positions = self._compare_elsewhere(self, comparison, rows, positions, until_s)
+        if rows_at is not None:
+            positions = split_positions(positions, rows_at.device, put)
+        comparison.compare_here(positions)
 
     def _reranked(self, numbers: list[int], exact: tuple[F32, I64], n_candidates: int, started: float) -> None:
         """Gives the answers of requests, unless a list turned out to be damaged: then they are open again, or fail with
@@ -551,16 +499,6 @@ class Batch:
             self._failed, self._error = True, error
             # Before begin(), nobody has an answer.
             return [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
-
-
-def by_kind(requests: Sequence[Request]) -> tuple[list[Request], list[Request], list[Request], list[Request]]:
-    """Those that probe what is nearest; those that say their lists, without and with filters; and those whose rows are
-    chosen one by one. No batch has two kinds."""
-    kinds: tuple[list[Request], list[Request], list[Request], list[Request]] = ([], [], [], [])
-    for request in requests:
-        said = 0 if request.given is None else 1 if request.given.masks is None else 2
-        kinds[3 if request.one_by_one else said].append(request)
-    return kinds
 
 
 def given_probes(batch: Batch) -> tuple[I64, F32]:

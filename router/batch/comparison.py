@@ -1,6 +1,6 @@
-"""Exact distances of candidates of a batch, part by part: on the host from its rows, and on devices whose pages hold
-some. Parts end on different threads; what a device does not compare, the host does. A row has the same distance
-wherever it is computed, so an answer does not depend on it.
+"""Exact distances of candidates of a batch, part by part: on the host from its rows, on devices whose pages hold some,
+and on other nodes of a cluster. Parts end on different threads; what a device does not compare, the host does. A row
+has the same distance wherever it is computed, so an answer does not depend on it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,30 @@ from hybridindex.router.batch.merge import empty_topk, merge_topk
 from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.reranker import Reranker
-from hybridindex.types import F32, I64
+from hybridindex.types import F32, I32, I64
 
-__all__ = ["Comparison", "split_positions"]
+if TYPE_CHECKING:
+    from hybridindex.router.batch.batch import Batch
+
+__all__ = ["CompareElsewhere", "Comparison", "RowsAt", "split_positions"]
+
+
+class RowsAt(NamedTuple):
+    """Where devices hold rows of candidates."""
+
+    #: (nlist,) int16 the device of each list's rows, -1: none.
+    device: npt.NDArray[np.int16]
+    #: Hands a device its part of a comparison: positions (n, r). False where it takes none any more. What it takes ends
+    #: with :meth:`Batch.end_scan`, as a scan does.
+    put: Callable[[int, Batch, Comparison, I64], bool]
+
+
+class CompareElsewhere(Protocol):
+    """As :meth:`hybridindex.router.remote.remote_lists.RemoteLists.compare`."""
+
+    def __call__(
+        self, batch: Batch, comparison: Comparison, rows: I64, positions: I64, until_s: float | None = None, /
+    ) -> I64: ...
 
 
 def split_positions(positions: I64, row_device: npt.NDArray[np.int16], put: Callable[[int, I64], bool]) -> I64:
@@ -72,7 +94,8 @@ class Comparison:
         #: Parts that have not ended; the host's among them.
         self._open = 1
         self._failed = False
-        self._k = k
+        #: Places of each answer, and whether larger distances are nearer.
+        self.k, self.keep_max = k, reranker.keep_max
         self._rows = np.arange(len(queries), dtype=np.int32)
         #: (n, k) distances and ids of those that were compared.
         self.found = empty_topk(len(queries), k, keep_max=reranker.keep_max)
@@ -94,7 +117,7 @@ class Comparison:
         """The host's part; the last that is begun. Never raises."""
         try:
             started = time.perf_counter()
-            part = self._reranker.rerank(self.queries, positions, min(self._k, positions.shape[1]))
+            part = self._reranker.rerank(self.queries, positions, min(self.k, positions.shape[1]))
             self._clock.note_host_rerank(int(np.count_nonzero(positions >= 0)), started)
             self._end(part)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
@@ -110,11 +133,15 @@ class Comparison:
         """A device's part: (n, r) distances, NaN where there is no candidate."""
         with self._lock:
             self.n_on_devices += int(np.count_nonzero(positions >= 0))
-        if self._k < positions.shape[1]:
+        if self.k < positions.shape[1]:
             # Ids and order of all others would cost more than their distances.
-            order = -distances if self._reranker.keep_max else distances
-            positions = np.where(order > np.partition(order, self._k - 1)[:, self._k - 1, None], -1, positions)
+            order = -distances if self.keep_max else distances
+            positions = np.where(order > np.partition(order, self.k - 1)[:, self.k - 1, None], -1, positions)
         self._end((distances, self._reranker.ids_of(positions)))
+
+    def complete_rows(self, rows: I32, distances: F32, ids: I64) -> None:
+        """The part of another node, of some of the queries: ``rows`` (m,), distances and ids (m, k)."""
+        self._end((distances, ids), rows)
 
     def fail(self, error: BaseException) -> None:
         """A part cannot be compared."""
@@ -123,9 +150,10 @@ class Comparison:
         if first:
             self._fail(error)
 
-    def _end(self, part: tuple[F32, I64]) -> None:
+    def _end(self, part: tuple[F32, I64], rows: I32 | None = None) -> None:
+        """``rows``: of which queries; None: of all."""
         with self._lock:
-            merge_topk(*self.found, self._rows, *part, keep_max=self._reranker.keep_max)
+            merge_topk(*self.found, self._rows if rows is None else rows, *part, keep_max=self.keep_max)
             self._open -= 1
             ended = not self._open and not self._failed
         if ended:

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from hybridindex.router.batch.batch import Request
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import HOST, ProbeSplit
 from hybridindex.router.batch.stages import BatchClock, BatchReport, StageTime
 from hybridindex.router.batch.stats import StatsCounter

@@ -6,7 +6,7 @@ the extension was not built.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ __all__ = [
 
 #: The tier number of the host; devices count from 0.
 HOST = -1
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class ProbePart(NamedTuple):
@@ -124,12 +126,14 @@ def split_probes_reference(
     return ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))
 
 
-def compact(mine: npt.NDArray[np.bool_], probes: I64, coarse_distances: F32) -> tuple[I32, I64, F32]:
-    """The rows of (n, p) that have any of ``mine``, and only their own probes and distances, in coarse order, -1 at the
-    end: (m,) int32, (m, w) int64, (m, w) float32."""
+def compact(
+    mine: npt.NDArray[np.bool_], probes: I64, beside: npt.NDArray[_Number]
+) -> tuple[I32, I64, npt.NDArray[_Number]]:
+    """The rows of (n, p) that have any of ``mine``, and only their own probes and what lies beside these, as coarse
+    distances do, in their order, -1 and 0 at the end: (m,) int32, (m, w) int64, (m, w)."""
     if len(mine) == 1:
         own = np.flatnonzero(mine[0])
-        return np.zeros(1, dtype=np.int32), probes[:, own], coarse_distances[:, own]
+        return np.zeros(1, dtype=np.int32), probes[:, own], beside[:, own]
     rows = np.flatnonzero(mine.any(axis=1))
     mine = mine[rows]
     width = int(mine.sum(axis=1).max())
@@ -137,8 +141,8 @@ def compact(mine: npt.NDArray[np.bool_], probes: I64, coarse_distances: F32) -> 
     order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
     kept = np.take_along_axis(mine, order, axis=1)
     found = np.where(kept, np.take_along_axis(probes[rows], order, axis=1), -1)
-    distances = np.where(kept, np.take_along_axis(coarse_distances[rows], order, axis=1), np.float32(0))
-    return rows.astype(np.int32), found, distances
+    moved = np.where(kept, np.take_along_axis(beside[rows], order, axis=1), np.zeros((), beside.dtype))
+    return rows.astype(np.int32), found, moved
 
 
 def split_among_nodes(

@@ -99,7 +99,8 @@ class HostLists:
             self._at_once = True
             return
         lists = self._hottest_first(plan, tiers)
-        quarantined = self._index.integrity.quarantined
+        index = self._index
+        quarantined = index.integrity.pieces_in_quarantine(index.n_pieces, of_codes=index.rows is not index)
         if quarantined is not None:
             lists = lists[~quarantined[lists]]
         rests = _Rests(self._codes_of, 1.0 if share is None else share, self._stop)
@@ -127,9 +128,10 @@ class HostLists:
             _log.warning("%s; other lists go through the staging buffers", report.reason)
 
     def _codes_of(self, list_id: int) -> U8:
-        """Of a share, which may let go of the list meanwhile: a copy, proven. Raises CorruptIndexError: it did."""
+        """Of a share, which may let go of the rows of the list meanwhile: a copy, proven. Raises CorruptIndexError: it
+        did."""
         codes, integrity = self._index.piece_codes(list_id), self._index.integrity
-        if integrity.absent is not None:
+        if integrity.absent is not None and self._index.rows is self._index:
             codes = codes.copy()
             if not integrity.is_good(list_id, 0, self._index.codes_of_pages(list_id, codes.reshape(-1))):
                 raise CorruptIndexError(f"list {list_id} went, or was damaged, while it was copied")

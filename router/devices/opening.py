@@ -52,13 +52,15 @@ def device_budgets(plan: Plan | None, config: RouterConfig) -> tuple[int, ...]:
 
 
 def wanted_devices(plan: Plan, index: IVFIndex) -> npt.NDArray[np.int16]:
-    """(n_pieces,) int16: where ``plan`` wants each piece of the lists that are held; -1 = on no device."""
-    absent = index.integrity.absent
-    if absent is not None:  # a share has no codes
-        return np.where(absent, np.int16(-1), plan.list_device)
+    """(n_pieces,) int16: where ``plan`` wants each piece that is here; -1 = on no device."""
+    absent, wanted = index.integrity.absent, plan.list_device
+    if index.rows is index:
+        return wanted if absent is None else np.where(absent, np.int16(-1), wanted)
     if index.n_pieces == index.nlist:
-        return plan.list_device
-    return np.concatenate([plan.list_device, plan.row_device])
+        return wanted
+    # A share has all codes.
+    rows = plan.row_device if absent is None else np.where(absent, np.int16(-1), plan.row_device)
+    return np.concatenate([wanted, rows])
 
 
 class TierOpening:

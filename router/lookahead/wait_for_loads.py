@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.processes import weakly
-from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import Line, PaceEstimator
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F64, I32, I64

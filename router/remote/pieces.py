@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ from hybridindex.router.batch.split import compact
 from hybridindex.router.remote.connection import Exchange
 from hybridindex.router.remote.filter_codec import SentFilters
 from hybridindex.router.remote.peer import Peer
-from hybridindex.router.remote.scan_codec import decode_found, encode_scan, found_bytes
+from hybridindex.router.remote.scan_codec import decode_found, encode_comparison, encode_scan, found_bytes
 from hybridindex.types import F32, I32, I64
 
-__all__ = ["NOBODY", "Asked", "Nodes", "Part", "Piece"]
+__all__ = ["NOBODY", "Asked", "ComparedPart", "Nodes", "Part", "Piece", "ScannedPart"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ class Nodes(Protocol):
     """Who can be asked."""
 
     loop: asyncio.AbstractEventLoop
-    #: (nlist,) int64.
-    list_bytes: I64
 
     def peer(self, node: int) -> Peer | None:
         """None where it has left."""
@@ -60,40 +58,101 @@ class Asked(Protocol):
 class Part:
     """What the pieces of one part have in common."""
 
-    __slots__ = ("filters", "k", "keep_max", "nodes", "options", "queries")
+    __slots__ = ("k", "keep_max", "nodes", "options", "queries")
 
-    def __init__(
-        self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str, filters: SentFilters | None
-    ) -> None:
+    def __init__(self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str) -> None:
         """
         Args:
             queries: (m, d) of the part.
-            options: of the scan, as far as they are the same for all of its pieces.
-            filters: of the part; None: all rows may be answered.
+            keep_max: whether larger distances are nearer.
+            options: of the question, as far as they are the same for all of its pieces.
         """
         self.nodes, self.queries, self.k, self.keep_max, self.options = nodes, queries, k, keep_max, options
-        self.filters = filters
+
+    def question(self, rows: I32, probes: I64, beside: npt.NDArray[Any]) -> tuple[str, bytes]:
+        """Further options, and the arrays, of some of its queries."""
+        raise NotImplementedError
+
+    def work(self, probes: I64) -> I64:
+        """(r,) int64 bytes that are read for each of (r, w) probes, -1 = none."""
+        raise NotImplementedError
+
+
+class ScannedPart(Part):
+    """Lists are scanned; beside each lies its coarse distance."""
+
+    __slots__ = ("filters", "list_bytes")
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        queries: F32,
+        k: int,
+        *,
+        keep_max: bool,
+        options: str,
+        list_bytes: I64,
+        filters: SentFilters | None,
+    ) -> None:
+        """
+        Args:
+            list_bytes: (nlist,) int64.
+            filters: of the part; None: all rows may be answered.
+        """
+        super().__init__(nodes, queries, k, keep_max=keep_max, options=options)
+        self.list_bytes, self.filters = list_bytes, filters
+
+    def question(self, rows: I32, probes: I64, beside: npt.NDArray[Any]) -> tuple[str, bytes]:
+        options, body = f"n={len(rows)}&w={probes.shape[1]}", encode_scan(self.queries[rows], probes, beside)
+        if self.filters is not None:
+            n_filters, filters = self.filters.of(rows)
+            options, body = f"{options}&f={n_filters}", body + filters
+        return options, body
+
+    def work(self, probes: I64) -> I64:
+        bytes_of: I64 = np.where(probes >= 0, self.list_bytes[probes], 0).sum(axis=1)
+        return bytes_of
+
+
+class ComparedPart(Part):
+    """Candidates are compared; beside the list of each lies its number in it."""
+
+    __slots__ = ("row_bytes",)
+
+    def __init__(self, nodes: Nodes, queries: F32, k: int, *, keep_max: bool, options: str, row_bytes: int) -> None:
+        super().__init__(nodes, queries, k, keep_max=keep_max, options=options)
+        self.row_bytes = row_bytes
+
+    def question(self, rows: I32, probes: I64, beside: npt.NDArray[Any]) -> tuple[str, bytes]:
+        options = f"n={len(rows)}&r={probes.shape[1]}"
+        return options, encode_comparison(self.queries[rows], probes, beside)
+
+    def work(self, probes: I64) -> I64:
+        bytes_of: I64 = self.row_bytes * (probes >= 0).sum(axis=1)
+        return bytes_of
 
 
 class Piece:
     """Everything on the loop's thread."""
 
-    def __init__(self, part: Part, asked: Asked, rows: I32, probes: I64, coarse: F32, excluded: int) -> None:
+    def __init__(
+        self, part: Part, asked: Asked, rows: I32, probes: I64, beside: npt.NDArray[Any], excluded: int
+    ) -> None:
         """
         Args:
             rows: (r,) of the part's queries.
-            probes: (r, w), -1 = skip.
-            coarse: (r, w).
+            probes: (r, w) lists, -1 = skip.
+            beside: (r, w), what the part asks with them.
             excluded: mask of nodes that were asked already.
         """
         self.rows = rows
         #: (r, k) each, once it is done.
         self.found: tuple[F32, I64] | None = None
-        #: (r,) int64 bytes that nobody scanned; None: everything was.
+        #: (r,) int64 bytes that nobody read; None: everything was.
         self.lost: I64 | None = None
         self._part, self._asked = part, asked
-        self._probes, self._coarse, self._excluded = probes, coarse, excluded
-        self._nbytes = int(part.nodes.list_bytes[probes[probes >= 0]].sum())
+        self._probes, self._beside, self._excluded = probes, beside, excluded
+        self._nbytes = int(part.work(probes).sum())
         self._peer: Peer | None = None
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -110,19 +169,16 @@ class Piece:
         if peer is None or not (peer.up or peer.silent):
             self._fail()
             return
-        part, (r, w) = self._part, self._probes.shape
+        part = self._part
         self._peer, self._began_s = peer, time.monotonic()
-        options, body = f"{part.options}&n={r}&w={w}", encode_scan(part.queries[self.rows], self._probes, self._coarse)
-        if part.filters is not None:
-            n_filters, filters = part.filters.of(self.rows)
-            options, body = f"{options}&f={n_filters}", body + filters
-        self._exchange = Exchange(self._told, found_bytes(r, part.k) + (1 << 16))
+        options, body = part.question(self.rows, self._probes, self._beside)
+        self._exchange = Exchange(self._told, found_bytes(len(self.rows), part.k) + (1 << 16))
         peer.n_asked += 1
         peer.bytes_asked += self._nbytes
         peer.n_open += 1
         # Before it is asked: that may fail at once.
         self._timer = part.nodes.loop.call_later(peer.tail.limit_s(self._nbytes), self._is_late)
-        peer.scan(options, body, self._exchange, self._went_down)
+        peer.scan(f"{part.options}&{options}", body, self._exchange, self._went_down)
         if not peer.up:
             self._wait_a_little()
 
@@ -221,11 +277,11 @@ class Piece:
                 return
             peer.n_hedged += 1
         elif nobody.any():
-            self.lost = np.where(nobody, self._part.nodes.list_bytes[self._probes], 0).sum(axis=1)
+            self.lost = self._part.work(np.where(nobody, self._probes, -1))
         self._others = pieces = []
         for node in nodes:
-            rows, probes, coarse = compact(where == node, self._probes, self._coarse)
-            pieces.append(Piece(self._part, self, self.rows[rows], probes, coarse, self._excluded))
+            rows, probes, beside = compact(where == node, self._probes, self._beside)
+            pieces.append(Piece(self._part, self, self.rows[rows], probes, beside, self._excluded))
         self._n_open = len(pieces)
         if not pieces:
             self._finish_from_others()

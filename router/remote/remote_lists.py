@@ -1,19 +1,19 @@
 """Lists that this node does not hold, scanned by the nodes that do: the remote tier of a router's engine.
 
 The engine asks who scans what (:meth:`RemoteLists.choose`), hands over the parts of others (:meth:`RemoteLists.put`),
-and goes on. One thread has an asyncio loop for all connections, timers and pings. It merges what comes and completes
-the batch, as a device's thread does.
+and goes on. A search by codes scans those of all lists itself, and hands over the candidates whose rows are not here
+(:meth:`RemoteLists.compare`). One thread has an asyncio loop for all connections, timers and pings. It merges what
+comes and completes the batch, as a device's thread does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,18 @@ from hybridindex.config import check_number
 from hybridindex.errors import InvalidInputError, RouterClosedError
 from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.partitioner.nodes.cover import choose_nodes
 from hybridindex.router.batch.batch import Batch
-from hybridindex.router.batch.merge import empty_topk
-from hybridindex.router.batch.split import HOST, ProbePart
-from hybridindex.router.remote.cluster_map import U64, ClusterMap
+from hybridindex.router.batch.comparison import Comparison
+from hybridindex.router.batch.split import HOST, ProbePart, compact
+from hybridindex.router.remote.asking import AskedComparison, AskedScan, AskedWork
+from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.connection import response_parser
 from hybridindex.router.remote.filter_codec import SentFilters, encode_filters
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
-from hybridindex.router.remote.pieces import NOBODY, Part, Piece
+from hybridindex.router.remote.pieces import NOBODY
+from hybridindex.router.remote.view import RemoteChoice, View
+from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.types import F64, I64
 
 __all__ = ["RemoteChoice", "RemoteLists"]
@@ -43,176 +45,9 @@ _log = logging.getLogger(__name__)
 _WAITED_FOR, _ASKED_WITHIN_S = 4 << 20, 0.002
 #: For nodes that are new to answer, before a map is in force that says what they hold; between two looks.
 _FIRST_ANSWER_S, _LOOK_S = 1.0, 0.005
-#: Before a deadline, for what follows the last answer.
-_MARGIN_S = 0.002
+_ROW_MASK = (1 << POSITION_BITS) - 1
 #: Bytes of the filters of one scan, where it has more queries than one.
 _MOST_FILTERS = 8 << 20
-
-
-class _View:
-    """Who holds what, as of one map. Replaced, never changed."""
-
-    __slots__ = ("_turn", "holders", "map", "own", "peers")
-
-    def __init__(self, map_: ClusterMap | None, own: int | None, peers: Sequence[Peer | None], holders: U64) -> None:
-        self.map, self.own, self.peers, self.holders = map_, own, peers, holders
-        self._turn = itertools.count()
-
-    def masks(self) -> tuple[int, int, int]:
-        """Nodes that may be asked: those in time, those that are late, too, and whoever may still answer."""
-        prompt = late = any_ = 0
-        for i, peer in enumerate(self.peers):
-            if peer is None or not (peer.up or peer.silent):
-                continue
-            any_ |= 1 << i
-            if peer.up and peer.serves:
-                late |= 1 << i
-                if not peer.late:
-                    prompt |= 1 << i
-        return prompt, late, any_
-
-    def choose(self, probes: I64, here: npt.NDArray[np.bool_], excluded: int = 0) -> npt.NDArray[np.int16]:
-        """(n, p) int16: -1 = here, a node, or :data:`NOBODY`. The less a node promises, the later it is asked."""
-        load = np.array([0.0 if peer is None else peer.n_open for peer in self.peers])
-        turn = next(self._turn)
-        where, before = None, -1
-        for mask in self.masks():
-            usable = mask & ~excluded
-            if where is None:
-                where = self._cover(probes, here, usable, load, turn)
-            elif usable != before and (left := where == NOBODY).any():
-                others = self._cover(np.where(left, probes, -1), here, usable, load, turn)
-                where = np.where(left, others, where)
-            before = usable
-        assert where is not None
-        return where
-
-    def _cover(
-        self, probes: I64, here: npt.NDArray[np.bool_], usable: int, load: F64, turn: int
-    ) -> npt.NDArray[np.int16]:
-        return choose_nodes(probes, here=here, holders=self.holders, usable=usable, own=self.own, load=load, turn=turn)
-
-
-class RemoteChoice:
-    """Who scans the probes of one batch."""
-
-    __slots__ = ("view", "where")
-
-    def __init__(self, view: _View, where: npt.NDArray[np.int16]) -> None:
-        self.view = view
-        #: (n, p) int16: -1 = here, a node, or :data:`NOBODY`.
-        self.where = where
-
-
-class _Nodes:
-    """What pieces ask of one view."""
-
-    def __init__(self, lists: RemoteLists, view: _View) -> None:
-        self._lists, self._view = lists, view
-        self.loop, self.list_bytes = lists.loop, lists.list_bytes
-
-    def peer(self, node: int) -> Peer | None:
-        return self._view.peers[node]
-
-    def choose_again(self, probes: I64, excluded: int) -> npt.NDArray[np.int16]:
-        return self._view.choose(probes, self._lists.nothing_here, excluded)
-
-    def may_hedge(self, n_late: int, n_other: int) -> bool:
-        return self._lists.hedges.spend(n_late, n_other)
-
-
-class _Scan:
-    """One part of one batch. Everything on the loop's thread."""
-
-    def __init__(
-        self,
-        lists: RemoteLists,
-        view: _View,
-        batch: Batch,
-        part: ProbePart,
-        filters: SentFilters | None,
-        node: int,
-        options: str,
-    ) -> None:
-        self._lists, self._view, self._batch, self._part, self._node = lists, view, batch, part, node
-        #: (m,) rows that wait.
-        self._open = np.ones(len(part.rows), dtype=np.bool_)
-        queries, keep_max = batch.queries[part.rows], batch.keep_max
-        shared = Part(_Nodes(lists, view), queries, batch.k, keep_max=keep_max, options=options, filters=filters)
-        rows = np.arange(len(part.rows), dtype=np.int32)
-        self._piece = Piece(shared, self, rows, part.probes, part.coarse_distances, 0)
-        self._timers: list[asyncio.TimerHandle] = []
-        self._ended = False
-
-    def start(self) -> None:
-        loop, batch = self._lists.loop, self._batch
-        for number, request in enumerate(batch.requests):
-            if request.params.allow_partial is not None and request.deadline_s is not None:
-                # The loop's clock is the monotonic one.
-                left_s = request.deadline_s - time.monotonic() - _MARGIN_S
-                self._timers.append(loop.call_later(max(0.0, left_s), self._give_up, batch.rows_of(number)))
-        self._timers.append(loop.call_later(self._lists.timeout_s, self._give_up, slice(0, len(batch))))
-        # Nobody is answered from it then, and all is searched again when its last scan has ended.
-        batch.when_stale(lambda: self._lists.call(self._drop))
-        self._piece.start(self._node)
-
-    def done(self, piece: Piece) -> None:
-        assert piece.found is not None
-        distances, ids = piece.found
-        lost = piece.lost
-        rows = self._part.rows
-        if lost is not None and self._lists.map is not self._view.map:
-            # Nodes drop lists once the map says who has them instead.
-            self._batch.search_again()
-        elif self._open.all():
-            if lost is not None:
-                self._batch.lose(rows, lost)
-            self._batch.complete_part(self._part, distances, ids)
-        elif self._open.any():
-            keep = self._open
-            if lost is not None:
-                self._batch.lose(rows[keep], lost[keep])
-            self._batch.complete(rows[keep], distances[keep], ids[keep])
-        self._end()
-
-    def _give_up(self, batch_rows: slice) -> None:
-        """No longer waits for these rows of the batch."""
-        own = self._part.rows
-        now = self._open & (own >= batch_rows.start) & (own < batch_rows.stop)
-        if self._ended or not now.any():
-            return
-        self._open &= ~now
-        probes = self._part.probes[now]
-        self._batch.lose(own[now], np.where(probes >= 0, self._lists.list_bytes[probes], 0).sum(axis=1))
-        nothing = empty_topk(int(now.sum()), self._batch.k, keep_max=self._batch.keep_max)
-        self._batch.complete(own[now], *nothing)
-        if not self._open.any():
-            self._piece.cancel()
-            self._end()
-
-    def _drop(self) -> None:
-        """Nobody needs its answer."""
-        if not self._ended:
-            self._piece.cancel()
-            self._end()
-
-    def give_up(self) -> None:
-        """Waits for nothing more."""
-        self._give_up(slice(0, len(self._batch)))
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        for timer in self._timers:
-            timer.cancel()
-        self._lists.ended(self)
-        self._batch.end_scan()
-
-    def fail(self, error: BaseException) -> None:
-        self._piece.cancel()
-        self._batch.fail(error)
-        self._end()
 
 
 class RemoteLists:
@@ -248,11 +83,13 @@ class RemoteLists:
         #: (nlist,) bool, all False.
         self.nothing_here = np.zeros(index.nlist, dtype=np.bool_)
         self._of = f"{index.fingerprint}.{index.generation}"
-        self._view = _View(None, None, (), np.zeros(index.nlist, dtype=np.uint64))
+        self._view = View(None, None, (), np.zeros(index.nlist, dtype=np.uint64))
         self._here: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+        #: Lists whose rows nobody has, None: there are none; and what that was said for.
+        self._readable: tuple[View, npt.NDArray[np.bool_], int, npt.NDArray[np.bool_] | None] | None = None
         #: The last answer of :meth:`devices_here`, and what it was for.
         self._devices: tuple[npt.NDArray[np.int16], npt.NDArray[np.bool_], npt.NDArray[np.int16]] | None = None
-        self._scans: set[_Scan] = set()
+        self._asked: set[AskedWork] = set()
         self.hedges = HedgeBudget()
         self._changing = threading.Lock()
         self._idle = threading.Condition()
@@ -308,7 +145,7 @@ class RemoteLists:
             peers.append(peer)
         new = [peer for peer in peers if peer is not None and peer not in self._view.peers]
         await self._wait_for(new)
-        self._view = _View(map_, map_.index_of(self.name), tuple(peers), map_.holders)
+        self._view = View(map_, map_.index_of(self.name), tuple(peers), map_.holders)
         for peer in known.values():
             peer.close()
 
@@ -333,8 +170,13 @@ class RemoteLists:
             known = self._devices = list_device, absent, np.where(absent, np.int16(HOST), list_device)
         return known[2]
 
-    def choose(self, probes: I64, absent: npt.NDArray[np.bool_] | None) -> RemoteChoice | None:
-        """Who scans (n, p) probes; None: all are here. ``absent``: (nlist,) lists that are not; None: all lists are."""
+    def choose(
+        self, probes: I64, absent: npt.NDArray[np.bool_] | None, *, by_codes: bool = False
+    ) -> RemoteChoice | None:
+        """Who scans (n, p) probes; None: all are here. ``absent``: (nlist,) lists that are not; None: all lists are.
+        ``by_codes``: the codes of all lists are here, and those are left out whose rows nobody has."""
+        if by_codes:
+            return self._choose_readable(probes)
         if absent is None or not (absent[probes] & (probes >= 0)).any():
             return None
         here = self._here
@@ -343,18 +185,85 @@ class RemoteLists:
         view = self._view
         return RemoteChoice(view, view.choose(probes, here[1]))
 
+    def _choose_readable(self, probes: I64) -> RemoteChoice | None:
+        absent, view = self._index.integrity.quarantined, self._view
+        if absent is None:
+            return None
+        mask = view.masks()[-1]
+        known = self._readable
+        if known is None or known[0] is not view or known[1] is not absent or known[2] != mask:
+            nobody = absent & (view.holders & np.uint64(mask) == 0)
+            known = self._readable = view, absent, mask, nobody if nobody.any() else None
+        nobody = known[3]
+        if nobody is None or not (lost := nobody[probes] & (probes >= 0)).any():
+            return None
+        return RemoteChoice(view, np.where(lost, np.int16(NOBODY), np.int16(HOST)))
+
     def put(self, batch: Batch, part: ProbePart, node: int, choice: RemoteChoice) -> None:
         """Has ``node`` scan a part. Completes it, and ends its scan in the batch, on the own thread."""
-        options = f"of={self._of}&d={batch.queries.shape[1]}&k={batch.k}"
+        options = self._options(batch, batch.k)
         parts = [(part, None)] if batch.masks is None else list(self._with_filters(part, batch.masks.take(part.rows)))
-        with self._idle:
-            if self._closed:
-                raise RouterClosedError("the connections to other nodes are closed")
-            self._n_open += len(parts)
+        self._expect(len(parts))
         for _ in parts[1:]:
             batch.add_scan()
         for each, filters in parts:
-            self._thread.call(self._start, choice.view, batch, each, filters, node, options)
+            make = partial(
+                AskedScan, self, choice.view, batch, each,
+                list_bytes=self.list_bytes, filters=filters, node=node, options=options,
+            )  # fmt: skip
+            self._thread.call(self._start, make, batch.fail, batch)
+
+    def compare(
+        self, batch: Batch, comparison: Comparison, rows: I64, positions: I64, until_s: float | None = None
+    ) -> I64:
+        """Has other nodes compare the candidates whose rows are not here.
+
+        Args:
+            comparison: of queries ``rows`` (n,) of the batch; gets a part for each node that is asked, and the batch a
+                scan.
+            positions: (n, r) int64 of their candidates, -1: none.
+            until_s: monotonic time from which on an answer from less is enough; None: all is needed.
+
+        Returns:
+            (n, r) int64 those that are here.
+
+        Raises:
+            RouterClosedError: after :meth:`close`.
+        """
+        absent, there = self._index.integrity.quarantined, positions >= 0
+        lists = positions >> POSITION_BITS
+        away = np.zeros_like(there) if absent is None else there & absent[lists]
+        if not away.any():
+            return positions
+        view = self._view
+        where = view.choose(np.where(away, lists, -1), self.nothing_here)
+        each: F64 = 1 / np.maximum(np.count_nonzero(there, axis=1), 1)
+        batch.lose_candidates(rows, each * np.count_nonzero(where == NOBODY, axis=1))
+        nodes = np.unique(where[where >= 0]).tolist()
+        self._expect(len(nodes))
+        options = self._options(batch, comparison.k)
+        for node in nodes:
+            own, asked, numbers = compact(where == node, lists, positions & _ROW_MASK)
+            comparison.add()
+            # The batch ends after it.
+            batch.add_scan()
+            make = partial(
+                AskedComparison, self, view, batch, comparison,
+                rows=own, batch_rows=rows[own], lists=asked, numbers=numbers, each=each[own],
+                row_bytes=self._index.rows.code_size, node=node, options=options, until_s=until_s,
+            )  # fmt: skip
+            self._thread.call(self._start, make, comparison.fail, batch)
+        return np.where(away, -1, positions)
+
+    def _options(self, batch: Batch, k: int) -> str:
+        return f"of={self._of}&d={batch.queries.shape[1]}&k={k}"
+
+    def _expect(self, n: int) -> None:
+        """So many are about to be asked."""
+        with self._idle:
+            if self._closed:
+                raise RouterClosedError("the connections to other nodes are closed")
+            self._n_open += n
 
     def wait_until_asked(self, nbytes: int) -> None:
         """Waits until what was put has left, where the caller is about to scan so many bytes that it takes
@@ -378,21 +287,20 @@ class RemoteLists:
             some = ProbePart(part.device, part.rows[rows], probes, part.coarse_distances[rows], nbytes)
             yield from self._with_filters(some, masks.take(rows))
 
-    def _start(
-        self, view: _View, batch: Batch, part: ProbePart, filters: SentFilters | None, node: int, options: str
-    ) -> None:
-        scan = None
+    def _start(self, make: Callable[[], AskedWork], fail: Callable[[BaseException], None], batch: Batch) -> None:
+        """``fail``: told why it could not be made."""
+        work = None
         try:
             self.hedges.earn()
-            scan = _Scan(self, view, batch, part, filters, node, options)
-            self._scans.add(scan)
-            scan.start()
+            work = make()
+            self._asked.add(work)
+            work.start()
         except BaseException as error:  # noqa: BLE001 - nobody may wait for what did not begin
             _log.exception("a part of a batch of %d queries could not be asked of other nodes", len(batch))
-            if scan is not None:
-                scan.fail(error)
+            if work is not None:
+                work.fail(error)
             else:
-                batch.fail(error)
+                fail(error)
                 self._count_down()
                 batch.end_scan()
 
@@ -400,9 +308,9 @@ class RemoteLists:
         """On the own thread, which closes when no scan is left."""
         self._thread.call(function)
 
-    def ended(self, scan: _Scan) -> None:
+    def ended(self, work: AskedWork) -> None:
         """On the own thread."""
-        self._scans.discard(scan)
+        self._asked.discard(work)
         self._count_down()
 
     def _count_down(self) -> None:
@@ -421,8 +329,8 @@ class RemoteLists:
             self._idle.wait_for(lambda: not self._n_open)
 
     def _give_up_all(self) -> None:
-        for scan in list(self._scans):
-            scan.give_up()
+        for work in list(self._asked):
+            work.give_up()
 
     def owns_current_thread(self) -> bool:
         """Whether the own thread asks, in a callback of an answer."""
@@ -468,7 +376,7 @@ class RemoteLists:
         self._thread.close()
 
     async def _close_peers(self) -> None:
-        view, self._view = self._view, _View(None, None, (), self._view.holders)
+        view, self._view = self._view, View(None, None, (), self._view.holders)
         tasks = [peer.close() for peer in view.peers if peer is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         # What was aborted tells its protocol in the loop's next turn.

@@ -1,10 +1,11 @@
-"""What nodes exchange for one scan with the options ``of``, ``n``, ``d``, ``w``, ``k`` and maybe ``f``: its arrays, and
-those found.
+"""What nodes exchange for one scan with the options ``of``, ``n``, ``d``, ``w``, ``k`` and maybe ``f``, or for one
+comparison of candidates with ``r`` in the place of ``w``: its arrays, and those found.
 
-Little-endian, no padding. Asked: queries (n, d) float32 after the index's transforms, lists (n, w) int32, -1 = skip,
-coarse distances (n, w) float32; and with ``f`` filters behind them (:mod:`hybridindex.router.remote.filter_codec`).
-Answered: distances (n, k) float32, ids (n, k) int64. The numbers determine both lengths; a body of any other length is
-refused, so that a node which knows nothing of filters never leaves one out.
+Little-endian, no padding. Asked: queries (n, d) float32 after the index's transforms; of a scan lists (n, w) int32,
+-1 = skip, coarse distances (n, w) float32, and with ``f`` filters behind them
+(:mod:`hybridindex.router.remote.filter_codec`); of a comparison lists (n, r) int32, -1 = skip, and the number of the
+row in each (n, r) uint32. Answered: distances (n, k) float32, ids (n, k) int64. The numbers determine both lengths; a
+body of any other length is refused, so that a node which knows nothing of filters never leaves one out.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.remote.filter_codec import ReceivedFilters
+from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.types import F32, I64
 
 __all__ = [
     "AskedScan",
     "decode_asked",
+    "decode_comparison",
     "decode_found",
     "decode_scan",
+    "encode_comparison",
     "encode_found",
     "encode_scan",
     "found_bytes",
@@ -31,8 +35,11 @@ __all__ = [
 ]
 
 
+_NOT_FINITE = "the body holds numbers that are not finite"
+
+
 def scan_bytes(n: int, d: int, w: int) -> int:
-    """Length of a question."""
+    """Length of a question, with ``w`` lists of a scan or rows of a comparison."""
     return 4 * n * (d + 2 * w)
 
 
@@ -48,6 +55,17 @@ def encode_scan(queries: F32, probes: I64, coarse_distances: F32) -> bytes:
             np.ascontiguousarray(queries, dtype="<f4").tobytes(),
             probes.astype("<i4").tobytes(),
             np.ascontiguousarray(coarse_distances, dtype="<f4").tobytes(),
+        )
+    )
+
+
+def encode_comparison(queries: F32, lists: I64, rows: I64) -> bytes:
+    """Of queries (n, d), and the lists (n, r) of candidates with their numbers in these, (n, r)."""
+    return b"".join(
+        (
+            np.ascontiguousarray(queries, dtype="<f4").tobytes(),
+            lists.astype("<i4").tobytes(),
+            rows.astype("<u4").tobytes(),
         )
     )
 
@@ -91,18 +109,39 @@ def decode_scan(body: bytes | memoryview, *, n: int, d: int, w: int, nlist: int)
     Raises:
         InvalidInputError: another length, numbers that are not finite, or lists that are none.
     """
+    queries, probes = _queries_and_lists(body, n, d, w, nlist)
+    coarse = np.frombuffer(body, dtype="<f4", count=n * w, offset=4 * n * (d + w)).reshape(n, w)
+    if not np.isfinite(coarse).all():
+        raise InvalidInputError(_NOT_FINITE)
+    return queries, probes, coarse
+
+
+def decode_comparison(body: bytes | memoryview, *, n: int, d: int, r: int, list_sizes: I64) -> tuple[F32, I64]:
+    """Queries (n, d), a view, and positions (n, r) int64 of candidates, -1 = skip.
+
+    Raises:
+        InvalidInputError: another length, numbers that are not finite, lists that are none, or rows that they have not.
+    """
+    queries, lists = _queries_and_lists(body, n, d, r, len(list_sizes))
+    rows = np.frombuffer(body, dtype="<u4", count=n * r, offset=4 * n * (d + r)).reshape(n, r).astype(np.int64)
+    there = lists >= 0
+    if (rows[there] >= list_sizes[lists[there]]).any():
+        raise InvalidInputError("the body names rows that their lists have not")
+    return queries, np.where(there, (lists << POSITION_BITS) | rows, -1)
+
+
+def _queries_and_lists(body: bytes | memoryview, n: int, d: int, w: int, nlist: int) -> tuple[F32, I64]:
     if len(body) != scan_bytes(n, d, w):
         raise InvalidInputError(
-            f"the body has {len(body)} bytes; expected {scan_bytes(n, d, w)} for n={n}, d={d}, w={w}"
+            f"the body has {len(body)} bytes; expected {scan_bytes(n, d, w)} for n={n}, d={d}, and {w} lists each"
         )
     queries = np.frombuffer(body, dtype="<f4", count=n * d).reshape(n, d)
-    probes = np.frombuffer(body, dtype="<i4", count=n * w, offset=4 * n * d).reshape(n, w).astype(np.int64)
-    coarse = np.frombuffer(body, dtype="<f4", count=n * w, offset=4 * n * (d + w)).reshape(n, w)
-    if probes.size and (probes.min() < -1 or probes.max() >= nlist):
+    lists = np.frombuffer(body, dtype="<i4", count=n * w, offset=4 * n * d).reshape(n, w).astype(np.int64)
+    if lists.size and (lists.min() < -1 or lists.max() >= nlist):
         raise InvalidInputError(f"the body names lists outside -1..{nlist - 1}")
-    if not np.isfinite(queries).all() or not np.isfinite(coarse).all():
-        raise InvalidInputError("the body holds numbers that are not finite")
-    return queries, probes, coarse
+    if not np.isfinite(queries).all():
+        raise InvalidInputError(_NOT_FINITE)
+    return queries, lists
 
 
 def encode_found(distances: F32, ids: I64) -> bytes:

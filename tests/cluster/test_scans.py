@@ -20,7 +20,7 @@ from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.errors import ServiceError
 from hybridindex.router import Router
-from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.remote.frames import ANSWER, ASK, HEAD_BYTES, REFUSAL, frame
 from hybridindex.router.remote.scan_codec import decode_found, encode_scan
 from hybridindex.service import searches as searches_module

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hybridindex.router import Router
-from hybridindex.router.batch.batch import GivenProbes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
+from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.slots import share_slot
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer

@@ -172,7 +172,7 @@ class Node:
 
     def _check_end(self) -> None:
         remote = self.remote
-        left = {"scans": len(remote._scans), "parts": remote._n_open}
+        left = {"scans": len(remote._asked), "parts": remote._n_open}
         for peer in remote._view.peers:
             if peer is not None:
                 left[f"scans of {peer.node.name}"] = peer.n_open

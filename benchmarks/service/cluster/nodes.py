@@ -84,7 +84,7 @@ class RandomManager(Manager):
         super().__init__(*args, **options)
 
     def _plan(self, access: Access) -> NodePlan:
-        request = self._node_request()
+        request = self._node_request(access)
         taking, nlist = request.taking, len(access.list_bytes)
         on = np.zeros((nlist, request.n_nodes), dtype=np.bool_)
         on[:, taking] = self._rng.random((nlist, taking.size)) < 0.1

@@ -1,8 +1,10 @@
-"""What a share has of all rows, also of lists that it does not hold: their ids, and their attributes.
+"""What a share has of all rows, also of lists that it does not hold: their ids, attributes and codes.
 
 A search with a filter chooses its lists by the rows that the filter leaves in each, so a node has to know these of
 every list. Ids take 8 bytes a row, and lie in ``lists.ids``: int64, little-endian, in the order of the lists. The
-digests of single lists prove them. Attributes are those that the index had when the share was made or renewed.
+digests of single lists prove them. Codes are a few percent of the rows: with all of them a node finds the candidates
+of a search alone, and asks others for their exact distances. Attributes and codes are those that the index had when the
+share was made or renewed.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.errors import CorruptIndexError, FileError, HybridIndexError, MissingFileError
+from hybridindex.errors import CorruptIndexError, FileError, HybridIndexError, IndexFormatError, MissingFileError
 from hybridindex.index.attributes.stored import SPEC_FILE, find_attributes, parse_spec, render_spec
+from hybridindex.index.rabitq import spec as rabitq
+from hybridindex.index.rabitq.codes import are_whole, check_codes
 from hybridindex.index.storage.additions import adding_to_generation, remove_additions
-from hybridindex.index.storage.checksums import digest_bytes
+from hybridindex.index.storage.checksums import digest_bytes, digest_file
 from hybridindex.index.storage.generation import unreadable
 from hybridindex.index.storage.list_digests import U64, digest_part
 from hybridindex.index.storage.manifest import IDS_FILE, Manifest
 from hybridindex.types import I64
 
-__all__ = ["attribute_files", "prove_ids", "put_attributes", "read_ids"]
+__all__ = ["attribute_files", "prove_ids", "put_attributes", "put_codes", "read_ids"]
 
 _log = logging.getLogger(__name__)
 
@@ -123,3 +127,64 @@ def _has(folder: Path, manifest: Manifest, raw: bytes | None) -> bool:
     except HybridIndexError:
         return False
     return render_spec(stored.spec) == raw
+
+
+def put_codes(path: Path, folder: Path, manifest: Manifest, list_sizes: I64, source: Path | None) -> None:
+    """Gives the share at ``path`` the codes of its index, in the place of those that it has. Where the index has none
+    that can be used, the share has none, which the log says, and its searches scan rows.
+
+    Args:
+        folder: of its generation.
+        source: folder of the same generation of the index; None: no codes are taken.
+
+    Raises:
+        UnreadableIndexError: they cannot be read.
+        BuildError: another process is writing. DiskFullError: no room.
+    """
+    found = None if source is None else _codes_of(source, manifest, list_sizes)
+    if found is None and not filesystem.exists(folder / rabitq.SPEC_FILE):
+        return
+    if found is not None and _has_codes(folder, manifest, list_sizes, found[0]):
+        return
+    with adding_to_generation(path, folder):
+        remove_additions(folder, rabitq.SPEC_FILE, "rabitq*")
+        if found is None:
+            return
+        raw, file = found
+        copy = folder / file.name
+        try:
+            with filesystem.replacing(copy) as beside:
+                filesystem.copy_file(file, beside)
+        except MissingFileError:
+            _log.warning("%s was replaced while it was copied: the share has no codes", file)
+            return
+        if digest_file(copy) != rabitq.parse_spec(raw, rabitq.SPEC_FILE).file_xxh3_128:
+            _log.warning("%s differs from its checksum in %s: the share has no codes", file, rabitq.SPEC_FILE)
+            filesystem.unlink(copy)
+            return
+        filesystem.replace_file(folder / rabitq.SPEC_FILE, raw)
+
+
+def _codes_of(folder: Path, manifest: Manifest, list_sizes: I64) -> tuple[bytes, Path] | None:
+    """What the codes of a generation say of themselves, as bytes, and their file; None where it has none to use."""
+    file = folder / rabitq.SPEC_FILE
+    try:
+        spec = check_codes(folder, manifest, list_sizes, whole=False)
+        return None if spec is None else (filesystem.read_bytes(file), folder / spec.file)
+    except MissingFileError:
+        return None
+    except FileError as error:
+        raise unreadable(error, file) from error
+    except IndexFormatError as error:
+        _log.warning("%s: the share has no codes", error)
+        return None
+
+
+def _has_codes(folder: Path, manifest: Manifest, list_sizes: I64, raw: bytes) -> bool:
+    """Whether the share has these codes, whole."""
+    try:
+        if filesystem.read_bytes(folder / rabitq.SPEC_FILE) != raw:
+            return False
+    except FileError:
+        return False
+    return are_whole(folder, manifest, list_sizes)

@@ -34,7 +34,7 @@ from hybridindex.errors import (
     cannot_write,
 )
 from hybridindex.index.integrity import Integrity, name_lists
-from hybridindex.index.share.beside import prove_ids, put_attributes, read_ids
+from hybridindex.index.share.beside import prove_ids, put_attributes, put_codes, read_ids
 from hybridindex.index.share.record import read_held, render_held
 from hybridindex.index.share.source import FILES, FolderSource, IndexSource, ListSource
 from hybridindex.index.storage.additions import adding_to_generation
@@ -122,11 +122,13 @@ def create_share(path: str | Path, source: IndexSource) -> None:
         writer.open_file(SHARE_FILE).append(render_held(np.zeros(manifest.nlist, dtype=np.bool_), manifest))
         writer.commit(manifest)
         put_attributes(writer.path, writer.directory, manifest, files)
+        codes = source.folder if isinstance(source, FolderSource) else None
+        put_codes(writer.path, writer.directory, manifest, table[:, 0], codes)
 
 
 def renew_share(path: str | Path, source: FolderSource) -> None:
-    """Gives a share that nobody has open the attributes that its index has now, and ids where it has none or damaged
-    ones. Lists stay as they are.
+    """Gives a share that nobody has open the attributes and codes that its index has now, and ids where it has none or
+    damaged ones. Lists stay as they are.
 
     Raises:
         InvalidInputError: ``path`` holds no share of the index.
@@ -138,7 +140,8 @@ def renew_share(path: str | Path, source: FolderSource) -> None:
     digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
     if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
         raise InvalidInputError(f"{path} is no share of the index of the source")
-    spans = list_spans(read_table(folder, manifest), manifest.code_size, manifest.layout)
+    table = read_table(folder, manifest)
+    spans = list_spans(table, manifest.code_size, manifest.layout)
     try:
         read_ids(folder, spans, digests)
     except CorruptIndexError:
@@ -147,6 +150,7 @@ def renew_share(path: str | Path, source: FolderSource) -> None:
         with adding_to_generation(folder.parent, folder):
             filesystem.replace_file(folder / IDS_FILE, ids)
     put_attributes(folder.parent, folder, manifest, source.attributes())
+    put_codes(folder.parent, folder, manifest, table[:, 0], source.folder)
 
 
 def add_to_share(path: str | Path, source: FolderSource) -> None:

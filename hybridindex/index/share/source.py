@@ -83,6 +83,11 @@ class FolderSource:
         """Of the generation."""
         return self._manifest
 
+    @property
+    def folder(self) -> Path:
+        """Of the generation."""
+        return self._folder
+
     def files(self) -> dict[str, bytes]:
         """As :meth:`IndexSource.files`. Where an older version wrote no digests of single lists, they are computed: all
         of ``lists.bin`` is read.

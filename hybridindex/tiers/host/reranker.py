@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.extension import native
 from hybridindex.index.faiss_model import decode
 from hybridindex.index.rabitq.estimate import LARGEST_ESTIMATE
-from hybridindex.index.rabitq.faiss_codes import FaissCodes
+from hybridindex.index.rabitq.faiss_codes import FAISS_CODEC, FaissCodes
 from hybridindex.tiers.contract.positions import POSITION_BITS, ids_of_positions
 from hybridindex.tiers.host.rows_on_disk import RowsOnDisk
 from hybridindex.types import F32, F64, I64
@@ -22,7 +22,7 @@ from hybridindex.types import F32, F64, I64
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
-__all__ = ["FaissCodeReranker", "Reranker"]
+__all__ = ["FaissCodeReranker", "Reranker", "open_reranker"]
 
 _ROW_MASK = (1 << POSITION_BITS) - 1
 #: Of faiss's codes, that are decoded together: 8 bytes a dimension, several times over.
@@ -146,3 +146,17 @@ class FaissCodeReranker(Reranker):
             codes = FaissCodes.of(self._data[at[own, None] + np.arange(self._code_size)], self._index.scan_dim)
             exact[own] = codes.distances(query, self._index.centroids[lists[own]], self._index.metric)
         return exact
+
+
+def open_reranker(index: IVFIndex, pool: Any) -> Reranker:
+    """Of an index whose rows are in memory; ``pool``: as of :class:`Reranker`.
+
+    Raises:
+        UnsupportedIndexError: its rows cannot be compared one by one.
+    """
+    rows = index.rows
+    if rows.codec == FAISS_CODEC:
+        return FaissCodeReranker(rows)
+    if rows.device_codec() is None or rows.pq_form is not None:
+        raise UnsupportedIndexError(f"rows of codec {rows.codec!r} cannot be compared one by one")
+    return Reranker(rows, pool)

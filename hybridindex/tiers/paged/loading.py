@@ -288,11 +288,10 @@ class ListLoad:
         elif landed:
             self._publish(landed)
 
-    def _damaged(self, lists: I64) -> npt.NDArray[np.bool_]:
-        quarantined = self._index.integrity.quarantined
-        if quarantined is None:
-            return np.zeros(len(lists), dtype=np.bool_)
-        return quarantined[lists % self._index.nlist]
+    def _damaged(self, pieces: I64) -> npt.NDArray[np.bool_]:
+        index = self._index
+        quarantined = index.integrity.pieces_in_quarantine(index.n_pieces, of_codes=index.rows is not index)
+        return np.zeros(len(pieces), dtype=np.bool_) if quarantined is None else quarantined[pieces]
 
     def _publish(self, landed: dict[int, tuple[int, I32]]) -> None:
         # What was read may be what was damaged.

@@ -16,7 +16,7 @@ from hybridindex.index import open_index, verify
 from hybridindex.index.integrity import Integrity
 from hybridindex.index.share.share import create_share
 from hybridindex.router import Router
-from hybridindex.router.batch.batch import GivenProbes
+from hybridindex.router.batch.request import GivenProbes
 from tests.clustered import NLIST, hand_made_plan
 from tests.index.share.shares import NPROBE, QUERIES, K, Pair, share_of
 from tests.oracle import check_answer

@@ -10,8 +10,9 @@ import pytest
 
 from hybridindex.config import SearchParams
 from hybridindex.router.batch import batch as module
-from hybridindex.router.batch.batch import Batch, Request
+from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.replies import FutureReply
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import split_probes_reference
 
 #: Lists that are never damaged.

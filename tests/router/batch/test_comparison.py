@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from hybridindex.config import SearchParams
-from hybridindex.router.batch.batch import Batch, Request, RowsAt
-from hybridindex.router.batch.comparison import Comparison, split_positions
+from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.comparison import Comparison, RowsAt, split_positions
 from hybridindex.router.batch.replies import FutureReply
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import split_probes_reference
 from hybridindex.router.batch.stages import BatchClock
 from tests.router.batch.test_batch import WHOLE

@@ -20,7 +20,7 @@ from hybridindex.router import Router
 from hybridindex.router.remote.cluster_map import ClusterMap, MapNode
 from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.remote_lists import RemoteLists
-from hybridindex.router.remote.scan_codec import decode_asked, decode_scan, encode_found
+from hybridindex.router.remote.scan_codec import decode_asked, decode_comparison, decode_scan, encode_found
 from hybridindex.service.config import Limits
 from hybridindex.service.http.nodes.channel import ScanChannel
 from hybridindex.service.intake.request_memory import RequestMemory
@@ -42,7 +42,8 @@ class Node:
         self.remote = RemoteLists(self.index, self.name, timeout_s=20)
         # Lists that a test takes away stay away.
         self.router = Router(self.index, remote=self.remote, scrub_bytes_per_s=0, **settings)
-        self.scans = 0
+        #: Questions of other nodes; and those of them that are about candidates.
+        self.scans = self.comparisons = 0
         #: Seconds before a scan; and whether it answers at all.
         self.delay_s, self.hangs, self.fails = 0.0, False, False
         #: Whether it is of a version that knows no filters.
@@ -107,16 +108,22 @@ class Node:
         while self.hangs:
             await asyncio.sleep(0.01)
         given = dict(parse_qsl(options))
-        n, d, w, k, n_filters = (int(given.get(name, 0)) for name in "ndwkf")
+        n, d, w, k, n_filters, r = (int(given.get(name, 0)) for name in "ndwkfr")
         assert given["of"] == f"{self.index.fingerprint}.{self.index.generation}"
         if self.of_before_filters:
             decode_scan(body, n=n, d=d, w=w, nlist=self.index.nlist)
-        asked = decode_asked(body, n=n, d=d, w=w, n_filters=n_filters, index=self.index)
         self.scans += 1
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if self.fails:
             raise OSError("the test has it fail")
+        if r:
+            self.comparisons += 1
+            queries, positions = decode_comparison(body, n=n, d=d, r=r, list_sizes=self.index.list_sizes)
+            compared = await asyncio.to_thread(self.router.compare, queries, positions, k)
+            assert compared is not None
+            return encode_found(*compared)
+        asked = decode_asked(body, n=n, d=d, w=w, n_filters=n_filters, index=self.index)
         found = await self.router.ascan(asked.queries, k, asked.given())
         return encode_found(found.distances, found.ids)
 

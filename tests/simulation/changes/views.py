@@ -13,8 +13,8 @@ from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import PaceEstimator
+from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.stages import BatchClock
 from hybridindex.router.batch.stats import StatsCounter
 from hybridindex.router.direct import DirectSearch
