@@ -26,9 +26,9 @@ from hybridindex.index.filters.row_filter import RowFilters
 from hybridindex.index.live.state import LiveRows
 from hybridindex.processes import weakly
 from hybridindex.router.batch.added import find_added, scan_added
-from hybridindex.router.batch.batch import Batch, given_probes
+from hybridindex.router.batch.batch import Batch, RowsAt, given_probes
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
-from hybridindex.router.batch.comparison import Comparison, RowsAt
+from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.replies import BlockingReply
 from hybridindex.router.batch.reports import BatchReports

@@ -21,9 +21,9 @@ from hybridindex.index.filters.row_masks import RowMasks
 from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
-from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added
 from hybridindex.router.batch.parts import RouterParts
+from hybridindex.router.batch.replies import DividedReply
 from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.batch.stages import COARSE, BatchClock

@@ -12,9 +12,8 @@ from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.filters.row_filter import RowFilter, RowFilters
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.state import LiveRows
-from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
-from hybridindex.router.batch.replies import BlockingReply, Reply
+from hybridindex.router.batch.replies import BlockingReply, DividedReply, Reply
 from hybridindex.router.batch.request import GivenProbes, Request
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.placement import Placement

@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridindex.api import Index
-from hybridindex.errors import CorruptIndexError, HybridIndexError, ProfileError
+from hybridindex.errors import CorruptIndexError, HybridIndexError
 from hybridindex.index import Manifest, open_index
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
-from hybridindex.store import ControlStore
 from hybridindex.types import F64, I64
 
 __all__ = ["Access", "access_of", "read_access"]
@@ -77,8 +75,12 @@ def read_access(index: Path, generation: int | None = None) -> Access:
         code_bytes = 0 if ivf.rabitq is None else ivf.rabitq.spec.file_bytes
         profile = None
         try:
+            views = [ivf] if ivf.rabitq is None else [ivf, ivf.by_codes()]
             with opened.store(required=False) as store:
-                profile = store.load_profile(_newest_profile(ivf, store))
+                found = [each.id for view in views for each in store.list_profiles(index_fingerprint=view.fingerprint)]
+                # Where there is none, this says so.
+                of = None if found else ivf.fingerprint
+                profile = store.load_profile(max(found, default=None), index_fingerprint=of)
         except HybridIndexError as error:
             _log.info("the plan is made without a profile: %s", error)
         if profile is None:
@@ -98,12 +100,3 @@ def read_access(index: Path, generation: int | None = None) -> Access:
             profile.id,
             code_bytes,
         )
-
-
-def _newest_profile(ivf: IVFIndex, store: ControlStore) -> int:
-    """Raises ProfileError: there is none of the index."""
-    views = [ivf] if ivf.rabitq is None else [ivf, ivf.by_codes()]
-    found = [each.id for view in views for each in store.list_profiles(index_fingerprint=view.fingerprint)]
-    if not found:
-        raise ProfileError(f"there is no profile of index {ivf.fingerprint}")
-    return max(found)

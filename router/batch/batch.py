@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import IncompleteAnswerError
 from hybridindex.index.filters.row_masks import RowMasks
@@ -21,7 +23,7 @@ from hybridindex.index.integrity import Integrity
 from hybridindex.index.live.added import AddedLists
 from hybridindex.index.live.state import LiveRows
 from hybridindex.router.batch.added_there import AddedThere
-from hybridindex.router.batch.comparison import CompareElsewhere, Comparison, RowsAt, split_positions
+from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_added, merge_topk
 from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
@@ -29,12 +31,30 @@ from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, F64, I32, I64, SearchResult
 
-__all__ = ["Batch", "given_probes"]
+__all__ = ["Batch", "RowsAt", "given_probes"]
 
 _log = logging.getLogger(__name__)
 
 #: Of the work of a query, where it is not counted in bytes.
 _PARTS = 1 << 20
+
+
+class RowsAt(NamedTuple):
+    """Where devices hold rows of candidates."""
+
+    #: (nlist,) int16 the device of each list's rows, -1: none.
+    device: npt.NDArray[np.int16]
+    #: Hands a device its part of a comparison: positions (n, r). False where it takes none any more. What it takes ends
+    #: with :meth:`Batch.end_scan`, as a scan does.
+    put: Callable[[int, Batch, Comparison, I64], bool]
+
+
+class CompareElsewhere(Protocol):
+    """As :meth:`hybridindex.router.remote.remote_lists.RemoteLists.compare`."""
+
+    def __call__(
+        self, batch: Batch, comparison: Comparison, rows: I64, positions: I64, until_s: float | None = None, /
+    ) -> I64: ...
 
 
 class Batch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,28 +18,7 @@ from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I32, I64
 
-if TYPE_CHECKING:
-    from hybridindex.router.batch.batch import Batch
-
-__all__ = ["CompareElsewhere", "Comparison", "RowsAt", "split_positions"]
-
-
-class RowsAt(NamedTuple):
-    """Where devices hold rows of candidates."""
-
-    #: (nlist,) int16 the device of each list's rows, -1: none.
-    device: npt.NDArray[np.int16]
-    #: Hands a device its part of a comparison: positions (n, r). False where it takes none any more. What it takes ends
-    #: with :meth:`Batch.end_scan`, as a scan does.
-    put: Callable[[int, Batch, Comparison, I64], bool]
-
-
-class CompareElsewhere(Protocol):
-    """As :meth:`hybridindex.router.remote.remote_lists.RemoteLists.compare`."""
-
-    def __call__(
-        self, batch: Batch, comparison: Comparison, rows: I64, positions: I64, until_s: float | None = None, /
-    ) -> I64: ...
+__all__ = ["Comparison", "split_positions"]
 
 
 def split_positions(positions: I64, row_device: npt.NDArray[np.int16], put: Callable[[int, I64], bool]) -> I64:

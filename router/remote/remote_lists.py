@@ -26,14 +26,13 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.split import HOST, ProbePart, compact
-from hybridindex.router.remote.asking import AskedComparison, AskedScan, AskedWork
+from hybridindex.router.remote.asking import AskedComparison, AskedScan, AskedWork, RemoteChoice, View
 from hybridindex.router.remote.cluster_map import ClusterMap
 from hybridindex.router.remote.connection import response_parser
 from hybridindex.router.remote.filter_codec import SentFilters, encode_filters
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.pieces import NOBODY
-from hybridindex.router.remote.view import RemoteChoice, View
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.types import F64, I64
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridindex.config import SearchParams
-from hybridindex.router.batch.batch import Batch
-from hybridindex.router.batch.comparison import Comparison, RowsAt, split_positions
+from hybridindex.router.batch.batch import Batch, RowsAt
+from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.replies import FutureReply
 from hybridindex.router.batch.request import Request
 from hybridindex.router.batch.split import split_probes_reference
