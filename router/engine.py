@@ -95,8 +95,6 @@ class Engine:
         #: Where it scans codes: answers are estimates and positions, of which the exact distances follow.
         self._codes = codes = host if isinstance(host, HostRabitqScanner) else None
         self._reranker = None if codes is None else codes.reranker
-        #: (nlist,) int64: bytes that a scan of each list reads.
-        self._list_bytes = index.list_bytes
         self._tiers, self._remote = parts.tiers, remote
         self._residency = parts.residency
         self._coarse = CoarseQuantization(parts, config.coarse_quantization)
@@ -472,11 +470,12 @@ class Engine:
         """Splits, and hands parts to the devices and to other nodes; the host's part. Raises only before anything was
         handed over. ``choice``: who scans what is not here."""
         requests, nlist, n_devices = batch.requests, self._index.nlist, len(self._tiers)
+        list_bytes = (self._index.rows if batch.by_rows else self._index).list_bytes
         if choice is None:
-            split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, n_devices)
+            split = split_probes(probes, coarse, list_device[:nlist], list_bytes, n_devices)
         else:
             split, work, lost = split_among_nodes(
-                probes, coarse, choice.where, list_device[:nlist], self._list_bytes, n_devices
+                probes, coarse, choice.where, list_device[:nlist], list_bytes, n_devices
             )
             batch.expect(work)
             batch.lose(np.arange(len(batch), dtype=np.int32), lost)

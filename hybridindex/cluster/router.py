@@ -340,6 +340,7 @@ class ClusterRouter:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         allow_partial: float | None = None,
         allow_ids: Any = None,
         deny_ids: Any = None,
@@ -353,6 +354,8 @@ class ClusterRouter:
             nprobe: default the nodes'.
             deadline_ms: time from now in which the answer should be there; nprobe may be lowered for it, down to
                 ``min_nprobe``.
+            candidates: of a search by codes, rows that are compared exactly, k at least; default the nodes'. Of no
+                effect where rows are scanned.
             allow_partial: the least fraction of each query's work (0 < x <= 1) that an answer may rest on where nodes
                 are away or late; ``coverage`` of the answer says how much was done. None: all of it, or an error.
             allow_ids: (m,) integers, the ids that may be answered; default all.
@@ -373,6 +376,7 @@ class ClusterRouter:
             nprobe,
             deadline_ms=deadline_ms,
             min_nprobe=min_nprobe,
+            candidates=candidates,
             allow_partial=allow_partial,
             allow_ids=allow_ids,
             deny_ids=deny_ids,
@@ -387,6 +391,7 @@ class ClusterRouter:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         allow_partial: float | None = None,
         allow_ids: Any = None,
         deny_ids: Any = None,
@@ -398,6 +403,7 @@ class ClusterRouter:
             nprobe=nprobe,
             deadline_ms=deadline_ms,
             min_nprobe=min_nprobe,
+            candidates=candidates,
             allow_partial=allow_partial,
             allow_ids=allow_ids,
             deny_ids=deny_ids,
@@ -422,6 +428,7 @@ class ClusterRouter:
                 nprobe=params.nprobe,
                 deadline_ms=deadline_ms,
                 min_nprobe=None if deadline_ms is None else params.min_nprobe,
+                candidates=params.candidates,
                 allow_partial=params.allow_partial,
                 allow_ids=params.allow_ids,
                 deny_ids=params.deny_ids,

@@ -199,9 +199,12 @@ class Batch:
 
     def lose_candidates(self, rows: I64, share: F64) -> None:
         """Nobody compares such a share (m,) of the candidates of ``rows`` (m,). Before they are completed."""
-        assert self._work is not None, "nothing was expected of other nodes"
-        # However few.
-        self.lose(rows, np.ceil(share * self._work[rows]).astype(np.int64))
+        with self._lock:
+            assert self._work is not None, "nothing was expected of other nodes"
+            assert self._lost is not None
+            # However few; and all together no more than all.
+            lost = self._lost[rows] + np.ceil(share * self._work[rows]).astype(np.int64)
+            self._lost[rows] = np.minimum(lost, self._work[rows])
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
@@ -332,18 +335,18 @@ class Batch:
         for number in numbers:
             request, (distances, ids) = self.requests[number], exact or self._best()
             nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
+            rows = own = self.rows_of(number)
+            if exact is not None:  # whether or not it is answered from these
+                own = slice(n_exact, n_exact + len(request.queries))
+                n_exact = own.stop
             coverage = None
-            if self._lost is not None and self._lost[self.rows_of(number)].any():
+            if self._lost is not None and self._lost[rows].any():
                 try:
                     coverage = self._coverage(number)
                 except IncompleteAnswerError as error:
                     request.reply.fail(error)
                     continue
             if self._request_of is not None:
-                rows = own = self.rows_of(number)
-                if exact is not None:
-                    own = slice(n_exact, n_exact + len(request.queries))
-                    n_exact = own.stop
                 # Copies: views would keep the whole batch alive.
                 k = request.places
                 distances, ids = distances[own, :k].copy(), ids[own, :k].copy()

@@ -115,8 +115,8 @@ class BlockingReply:
 
 
 class DividedReply:
-    """Of a search call that is too large for one batch. Settles ``whole`` when all parts have ended: with their answers,
-    or with the first error. Thread-safe."""
+    """Of a search call that is too large for one batch. Settles ``whole`` when all parts have ended: with their
+    answers, or with the first error. Thread-safe."""
 
     def __init__(self, whole: Reply, n: int, k: int, n_parts: int) -> None:
         """Of ``n`` queries. Makes room for all answers at once: parts are copied there and let go."""

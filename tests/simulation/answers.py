@@ -25,8 +25,9 @@ N_QUERIES = 16
 class Answers:
     """Of one index, to queries of one pool."""
 
-    def __init__(self, index: IVFIndex) -> None:
-        self._index = index
+    def __init__(self, index: IVFIndex, *, slack: float = 0.0) -> None:
+        """``slack``: of coverages, which are not counted in bytes of lists alone."""
+        self._index, self.slack = index, slack
         self.pool = clustered(N_QUERIES, index.dim, seed=3)
         self._decoded = cast(
             "IVFIndex",
@@ -136,7 +137,14 @@ class Answers:
         for number in free:
             chosen = {at + int(nbytes[number]): [*lost, number] for at, lost in chosen.items()} | chosen
         total = max(1, int(nbytes.sum()))
-        lost = next((lost for at, lost in chosen.items() if np.float32(1.0 - at / total) == np.float32(coverage)), None)
+        lost = next(
+            (
+                lost
+                for at, lost in chosen.items()
+                if np.float32(1.0 - at / total) == np.float32(coverage) or abs(1.0 - at / total - coverage) < self.slack
+            ),
+            None,
+        )
         assert lost is not None, (
             f"it lacks {nbytes[lacking].sum()} of {nbytes.sum()} bytes, and maybe some of {nbytes[free]}"
         )

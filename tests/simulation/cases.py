@@ -23,7 +23,9 @@ from tests.simulation.world import Outcome
 
 __all__ = ["FIXED", "Case", "Indexes", "WorldName", "endless", "indexes"]
 
-WorldName = Literal["router", "router-quiet", "router-codes", "daemon", "daemon-quiet", "shares", "nodes"]
+WorldName = Literal[
+    "router", "router-quiet", "router-codes", "daemon", "daemon-quiet", "shares", "nodes", "nodes-codes"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Case:
     def run(self, indexes: Indexes) -> Outcome:
         """Raises ViolationError."""
         world, _, kind = self.world.partition("-")
+        if world == "nodes" and kind == "codes":
+            return run_nodes(self.seed, self.seconds, indexes.coded_nodes, indexes.coded_nodes_answers)
         if kind == "codes":
             return run_router(self.seed, self.seconds, indexes.coded.by_codes(), indexes.coded_answers)
         if world == "router":
@@ -66,6 +70,8 @@ class Indexes:
     small_answers: Answers
     coded: IVFIndex
     coded_answers: CodedAnswers
+    coded_nodes: IVFIndex
+    coded_nodes_answers: Answers
     planned: Path
     planned_answers: Answers
 
@@ -78,6 +84,7 @@ def indexes() -> Iterator[Indexes]:
             small_index(place / "small") as small,
             # Of as many bytes as devices have.
             with_codes(small_index(place / "coded", dim=384), bits=4) as coded,
+            with_codes(small_index(place / "coded-nodes")) as coded_nodes,
             open_index(place / "planned") as planned,
         ):
             yield Indexes(
@@ -85,6 +92,9 @@ def indexes() -> Iterator[Indexes]:
                 small_answers=Answers(small),
                 coded=coded,
                 coded_answers=CodedAnswers(coded),
+                coded_nodes=coded_nodes,
+                # Bytes of codes come in blocks, and candidates are counted.
+                coded_nodes_answers=Answers(coded_nodes, slack=0.15),
                 planned=place / "planned",
                 planned_answers=Answers(planned),
             )
@@ -101,6 +111,8 @@ def _fixed() -> Iterator[Case]:
             yield Case(world="router-codes", seed=seed, seconds=90)
     for seed in (0, 1, 3, 5, 9, 10, 12, 18, 20, 65, 109):
         yield Case(world="nodes", seed=seed, seconds=30)
+    for seed in (0, 1, 3, 5, 9, 10):
+        yield Case(world="nodes-codes", seed=seed, seconds=30)
     # Devices are judged, and one is stuck for longer than a search may take.
     yield Case(world="router", seed=14, seconds=150)
 
@@ -117,6 +129,7 @@ def endless(seed: int) -> Iterator[Case]:
         yield Case(world="router-codes", seed=seed, seconds=900)
         yield Case(world="daemon", seed=seed, seconds=300)
         yield Case(world="nodes", seed=seed, seconds=120)
+        yield Case(world="nodes-codes", seed=seed, seconds=120)
         if seed % 4 == 0:
             yield Case(world="daemon-quiet", seed=seed, seconds=3600)
             yield Case(world="shares", seed=seed, seconds=6)

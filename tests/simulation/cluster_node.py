@@ -28,7 +28,7 @@ from hybridindex.router.remote.frames import CHANNEL_PATH
 from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import NOT_SEEN, PING_PATH, SEEN
 from hybridindex.router.remote.remote_lists import RemoteLists
-from hybridindex.router.remote.scan_codec import decode_asked, encode_found
+from hybridindex.router.remote.scan_codec import decode_asked, decode_comparison, encode_found
 from hybridindex.service.config import Limits
 from hybridindex.service.http.nodes.channel import ScanChannel
 from hybridindex.service.intake.request_memory import Charge, RequestMemory
@@ -224,9 +224,15 @@ class Node:
         await self.pause_until("stuck")
         if self.slow > self.world.sim.now:
             await asyncio.sleep(self._draw.uniform(0.5, 1) * self.slow_s)
-        n, d, w, k = (int(given[name]) for name in "ndwk")
-        asked = decode_asked(body, n=n, d=d, w=w, n_filters=int(given.get("f", 0)), index=self.index)
+        n, d, w, k, r = (int(given.get(name, 0)) for name in "ndwkr")
         try:
+            if r:
+                self.world.done["comparisons for others"] += 1
+                queries, positions = decode_comparison(body, n=n, d=d, r=r, list_sizes=self.index.list_sizes)
+                compared = await asyncio.to_thread(self.router.compare, queries, positions, k)
+                assert compared is not None
+                return encode_found(*compared)
+            asked = decode_asked(body, n=n, d=d, w=w, n_filters=int(given.get("f", 0)), index=self.index)
             found = await self.router.ascan(asked.queries, k, asked.given())
         except NotHeldError:
             self.world.done["scans of lists that are not held"] += 1

@@ -119,7 +119,9 @@ class NodesWorld:
         self.one_by_one = draw.random() < 0.5
         self.network = Network(self.world.sim, random.Random(f"network {draw.random()}"))
         self._states = States(index, answers)
-        self._soon_s = _SOON_S + _AGAIN_BYTES / self.world.machine.host_pace
+        # Of codes all rows are candidates: each query reads its own, where a scan reads a list once for many.
+        again_bytes = (1 if index.rabitq is None else 3) * _AGAIN_BYTES
+        self._soon_s = _SOON_S + again_bytes / self.world.machine.host_pace
         self._version = 0
         self._published_s = 0.0
         self._maps: list[_InForce] = []
@@ -175,11 +177,19 @@ class NodesWorld:
 
     def _node(self, name: str, draw: random.Random) -> Node:
         settings: dict[str, Any] = {"timeout_s": self.timeout_s, "max_batch": draw.choice((None, None, 16))}
+        scanned = self._index
+        if scanned.rabitq is not None:
+            # With candidates for all rows answers are those of rows, whoever scans which.
+            settings |= {"precision": "codes", "candidates": self._index.count}
+            if draw.random() < 0.2:
+                settings["precision"] = "rows"
+            else:
+                scanned = self._index.by_codes()
         if draw.random() < 0.3:
             lists = draw.sample(range(self._index.nlist), draw.randrange(self._index.nlist // 2))
             device = np.full(self._index.nlist, -1)
             device[lists] = 0
-            settings |= {"devices": ["cpu"], "plan": hand_made_plan(self._index, device)}
+            settings |= {"devices": ["cpu"], "plan": hand_made_plan(scanned, device)}
         node = Node(self.world, self.network, name, self._folder / name, self._index, settings, self._changing)
         node.asked = lambda asker: self._asked_by(node, asker)  # type: ignore[method-assign]
         node.chosen = lambda: self._check_writer(node)  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hybridindex.config import SearchParams
+from hybridindex.errors import IncompleteAnswerError
 from hybridindex.router.batch.batch import Batch, RowsAt
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.replies import FutureReply
@@ -168,3 +169,79 @@ def test_nothing_is_compared_of_a_batch_whose_bytes_turned_out_to_be_damaged():
     assert batch.stale
     assert not request.reply.future.done()
     assert batch.take_open() == [request]
+
+
+def two_requests(reranker, **params):
+    """A batch of two requests of one query each, both scanned; and its requests."""
+    requests = [
+        Request(
+            queries=np.full((1, 4), number, np.float32),
+            params=SearchParams(k=2, **params),
+            nprobe=1,
+            kept=4,
+            reply=FutureReply(),
+        )
+        for number in range(2)
+    ]
+    batch = Batch(requests, keep_max=False, integrity=WHOLE, reranker=reranker)
+    probes = np.zeros((2, 1), np.int64)
+    probed = split_probes_reference(probes, np.zeros((2, 1), np.float32), np.full(3, -1, np.int16), np.ones(3, int), 1)
+    return batch, requests, probed
+
+
+def begin_and_scan(batch, probed):
+    batch.begin(probed, lambda _batch: None)
+    batch.complete_part(probed.parts[0], np.arange(8, dtype=np.float32).reshape(2, 4), POSITIONS.copy())
+
+
+def test_a_request_whose_answer_lacks_too_much_leaves_the_others_theirs():
+    batch, (first, second), probed = two_requests(Host())
+    batch.expect(np.array([10, 10]))
+    batch.lose(np.array([0]), np.array([4]))
+    begin_and_scan(batch, probed)
+    with pytest.raises(IncompleteAnswerError):
+        first.reply.future.result(0)
+    assert second.reply.future.result(0).ids.tolist() == [[4, (1 << 32) + 6]]
+
+
+def test_other_nodes_compare_what_is_not_here_and_all_is_merged():
+    batch, requests, probed = two_requests(Host())
+    asked = []
+
+    def elsewhere(own_batch, comparison, rows, positions, until_s):
+        away = (positions >= 0) & (positions >> 32 == 1)
+        comparison.add()
+        own_batch.add_scan()
+        asked.append((comparison, rows.tolist(), np.where(away, positions, -1), until_s))
+        return np.where(away, -1, positions)
+
+    batch.compare_beside(elsewhere)
+    begin_and_scan(batch, probed)
+    ((comparison, rows, positions, until_s),) = asked
+    assert (rows, until_s) == ([0, 1], None)
+    assert not requests[0].reply.future.done()
+    found = Host().rerank(None, positions, 2)
+    # Of one row alone, as where another node has no candidate of the others.
+    comparison.complete_rows(np.array([1], np.int32), found[0][1:], found[1][1:])
+    assert requests[0].reply.future.result(0).ids.tolist() == [[3, (2 << 32) + 1]]
+    assert requests[1].reply.future.result(0).ids.tolist() == [[4, (1 << 32) + 6]]
+
+
+def test_requests_that_may_give_up_are_compared_one_by_one_and_losses_are_no_more_than_all():
+    batch, (first, second), probed = two_requests(Host(), allow_partial=0.25, deadline_ms=1e6)
+    first.deadline_s, second.deadline_s = 5.0, 7.0
+    asked = []
+
+    def elsewhere(own_batch, comparison, rows, positions, until_s):
+        asked.append((rows.tolist(), until_s))
+        for _ in range(2):
+            own_batch.lose_candidates(rows, np.where(rows == 0, 0.3, 1.0))
+        return positions
+
+    batch.compare_beside(elsewhere)
+    begin_and_scan(batch, probed)
+    assert asked == [([0], 5.0), ([1], 7.0)]
+    np.testing.assert_allclose(first.reply.future.result(0).coverage, 0.4, atol=1e-5)
+    with pytest.raises(IncompleteAnswerError) as raised:
+        second.reply.future.result(0)
+    assert raised.value.coverage == 0

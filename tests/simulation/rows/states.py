@@ -25,8 +25,8 @@ _Rows = tuple[I64, F32]
 class _StateAnswers(Answers):
     """Of one state. Rows that were added to list ``i`` are those of list ``nlist + i``, which no node lacks."""
 
-    def __init__(self, index: IVFIndex, frozen: dict[int, _Rows], added: dict[int, _Rows]) -> None:
-        super().__init__(index)
+    def __init__(self, index: IVFIndex, frozen: dict[int, _Rows], added: dict[int, _Rows], slack: float) -> None:
+        super().__init__(index, slack=slack)
         nlist, nothing = index.nlist, (np.empty(0, np.int64), np.empty((0, index.dim), np.float32))
 
         def rows(number: int) -> _Rows:
@@ -133,7 +133,7 @@ class States:
         self._add()
 
     def _add(self) -> None:
-        self._states.append(_StateAnswers(self._index, dict(self._frozen), dict(self._added)))
+        self._states.append(_StateAnswers(self._index, dict(self._frozen), dict(self._added), self._built.slack))
 
     def withdraw(self) -> None:
         """The last change was not made."""

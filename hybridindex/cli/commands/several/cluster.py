@@ -16,7 +16,7 @@ from rich.table import Table
 
 from hybridindex.cli.console import CliProgress, emit, err, load_ids, load_npy, out, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import AllowIds, DenyIds, IndexPath, Json, Key, Nprobe, Where
+from hybridindex.cli.options import AllowIds, Candidates, DenyIds, IndexPath, Json, Key, Nprobe, Where
 from hybridindex.cluster import ClusterRequest, NodeOptions, connect, plan_nodes, start
 from hybridindex.cluster import stop as stop_cluster
 
@@ -210,6 +210,7 @@ def register(app: typer.Typer) -> None:
         queries: Annotated[Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d).")],
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         nprobe: Nprobe = None,
+        candidates: Candidates = None,
         allow_partial: Annotated[
             float | None,
             typer.Option("--allow-partial", help="Least part of a query's work that an answer may rest on, 0..1."),
@@ -232,7 +233,14 @@ def register(app: typer.Typer) -> None:
         with connect(index, address=address, key=key, ca=ca, folder=state) as cluster, cluster.router() as router:
             router.wait_until_known()
             found = router.search(
-                asked, k, nprobe, allow_partial=allow_partial, allow_ids=allowed, deny_ids=denied, where=where
+                asked,
+                k,
+                nprobe,
+                candidates=candidates,
+                allow_partial=allow_partial,
+                allow_ids=allowed,
+                deny_ids=denied,
+                where=where,
             )
         payload: dict[str, Any] = {
             "ids": found.ids.tolist(),
