@@ -46,6 +46,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=int, default=96)
     parser.add_argument("--nlist", type=int, default=1024)
     parser.add_argument("--nprobe", type=int, default=16)
+    parser.add_argument("--code-bits", type=int, choices=(1, 2, 4), help="scan RaBitQ codes; default: rows")
     parser.add_argument("--queries", type=int, help="of answers; default 100,000")
     parser.add_argument("--maps", type=int, help="of answers: clusters with placements of their own; default 4")
     parser.add_argument("--rate", type=float, default=50.0, help="searches/s of hang and kill")
@@ -67,11 +68,20 @@ def main() -> None:
     trials = args.trials or (1 if quick else 4)
     mib = args.mib or (8 if quick else 96)
     seconds = 3.0 if quick else 8.0
+    # Codes are for searches of some lists.
+    nprobes = (args.nprobe,) if args.code_bits else (args.nlist,) if quick else tuple(sorted({args.nprobe, args.nlist}))
     attempts = Attempts()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
         folder = Path(temporary)
-        workload = make_workload(folder / "index", nbytes=mib << 20, dim=args.dim, nlist=args.nlist, nprobe=args.nprobe)
+        workload = make_workload(
+            folder / "index",
+            nbytes=mib << 20,
+            dim=args.dim,
+            nlist=args.nlist,
+            nprobe=args.nprobe,
+            code_bits=args.code_bits,
+        )
         runs: dict[str, Callable[[Workload, Path], dict[str, Any]]] = {
             "answers": lambda w, f: measure_answers(w, f, queries=queries, maps=maps, rate=args.answers_rate),
             "changes": lambda w, f: measure_changes(
@@ -86,7 +96,7 @@ def main() -> None:
                 w,
                 f,
                 seconds=1.5 if quick else 4.0,
-                nprobes=(args.nlist,) if quick else tuple(sorted({args.nprobe, args.nlist})),
+                nprobes=nprobes,
                 most_nodes=args.most_nodes,
             ),
             "forecast": lambda w, f: measure_forecast(
@@ -100,7 +110,7 @@ def main() -> None:
         }
         index = {
             "vectors": len(workload.vectors), "dim": args.dim, "nlist": args.nlist, "nprobe": args.nprobe,
-            "bytes": workload.index_bytes,
+            "bytes": workload.index_bytes, "code_bits": workload.code_bits, "candidates": workload.candidates,
         }  # fmt: skip
         for part in args.parts:
             with attempts(part):

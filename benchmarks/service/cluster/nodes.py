@@ -40,6 +40,9 @@ class Workload:
     nprobe: int
     #: Of codes and ids of all lists, as nodes count them.
     index_bytes: int
+    #: Of RaBitQ codes beside the rows, and rows that each search compares then; None: rows are scanned.
+    code_bits: int | None = None
+    candidates: int | None = None
 
     @property
     def dim(self) -> int:
@@ -50,15 +53,31 @@ class Workload:
         return len(self.centres)
 
 
-def make_workload(path: Path, *, nbytes: int, dim: int, nlist: int, nprobe: int) -> Workload:
-    """Unit vectors under the inner product; with a profile of :func:`mixed_queries`, which placements are made from."""
-    clusters = make_clusters(dim, nbytes, nlist=nlist)
+def make_workload(
+    path: Path, *, nbytes: int, dim: int, nlist: int, nprobe: int, code_bits: int | None = None
+) -> Workload:
+    """Unit vectors under the inner product; with a profile of :func:`mixed_queries`, which placements are made from.
+
+    ``code_bits``: of codes beside the rows; None: there are none.
+    """
+    clusters, candidates = make_clusters(dim, nbytes, nlist=nlist), None
     with import_lists(clusters.vectors, clusters.lists, clusters.centres, "flat", "ip", path) as index:
+        if code_bits is not None:
+            index.compress(code_bits, queries=mixed_queries(clusters.centres, 500, seed=3))
+            assert index.ivf.rabitq is not None
+            # Of all searches the same, also of one that asks for fewer places.
+            candidates = index.ivf.rabitq.spec.candidates_for(10, nprobe)
         index.profile(mixed_queries(clusters.centres, 2000, seed=1), nprobe, devices=["cpu"], max_seconds=2)
         spans = index.ivf.integrity.spans
         index_bytes = int((spans[:, :, 1] - spans[:, :, 0]).sum())
     return Workload(
-        path=path, vectors=clusters.vectors, centres=clusters.centres, nprobe=nprobe, index_bytes=index_bytes
+        path=path,
+        vectors=clusters.vectors,
+        centres=clusters.centres,
+        nprobe=nprobe,
+        index_bytes=index_bytes,
+        code_bits=code_bits,
+        candidates=candidates,
     )
 
 

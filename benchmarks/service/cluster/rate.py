@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -42,16 +43,19 @@ def measure_rate(
     """The highest rate with ``attainment`` at five times the median of one node without load, 25 ms at least.
 
     Each daemon has one thread and the same part of one core; the client has what is left. Where there are more nodes
-    than cores, threads of a node wait for those of others, which nodes on machines of their own would not.
+    than cores, threads of a node wait for those of others, which nodes on machines of their own would not. Of an index
+    with codes, nodes scan rows, and then codes.
     """
     queries = mixed_queries(workload.centres, 4096, seed=13)
     share = _NODES_PART * len(os.sched_getaffinity(0)) / most_nodes
     rows: list[dict[str, Any]] = []
-    for nprobe in nprobes:
+    precisions = ("rows",) if workload.code_bits is None else ("rows", "codes")
+    for nprobe, precision in itertools.product(nprobes, precisions):
         slo_s = one = most = 0.0
+        options = ("--threads", "1", "--precision", precision)
         for n, replicas in (each for each in _CLUSTERS if each[0] <= most_nodes):
-            name = folder / f"rate-{nprobe}-{n}-{replicas}"
-            with nodes(workload, name, n, replicas=replicas, options=("--threads", "1")) as cluster:
+            name = folder / f"rate-{nprobe}-{precision}-{n}-{replicas}"
+            with nodes(workload, name, n, replicas=replicas, options=options) as cluster:
                 pids = [process.pid for process in cluster.processes.values()]
                 # All nodes are equal to a query that probes all lists.
                 for by_locality in (True, False) if n > 1 and nprobe < workload.nlist else (True,):
@@ -67,6 +71,7 @@ def measure_rate(
                     rows.append(
                         {
                             "nprobe": nprobe,
+                            "precision": precision,
                             "nodes": n,
                             "replicas": replicas,
                             "by_locality": by_locality,
@@ -84,6 +89,7 @@ def measure_rate(
         f"searches/s with {attainment:.0%} within the SLO; {share:.2f} of a core for each node",
         (
             "nprobe",
+            "scanned",
             "nodes",
             "replicas",
             "chosen",
@@ -96,6 +102,7 @@ def measure_rate(
         [
             (
                 r["nprobe"],
+                r["precision"],
                 r["nodes"],
                 r["replicas"],
                 "by locality" if r["by_locality"] else "any",
