@@ -24,6 +24,7 @@ def describe_plan(plan: NodePlan, access: Access, state: ClusterState) -> dict[s
         "nearest_fan_out": plan.nearest_fan_out,
         "nearest_local_share": plan.nearest_local_share,
         "profile_id": access.profile_id,
+        "code_bytes": access.code_bytes,
         "explanation": plan.explain(),
         "node_bytes": dict(zip(names, plan.node_bytes.tolist(), strict=True)),
     }
