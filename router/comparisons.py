@@ -38,7 +38,8 @@ class Comparisons:
         Args:
             queries: (n, scan_dim) float32, after the index's transforms.
             positions: (n, r) int64; see :mod:`hybridindex.tiers.contract.positions`. -1: none.
-            most_bytes: None is returned where more would be read, or from disk; None: whatever it takes.
+            most_bytes: None is returned where more would be read, or from disk, or where reading it takes far longer
+                than with the extension; None: whatever it takes.
 
         Returns:
             distances (n, k) float32 and ids (n, k) int64, best first; empty places hold id -1.
@@ -49,9 +50,10 @@ class Comparisons:
             RouterClosedError: after :meth:`close`.
         """
         there = positions >= 0
-        nbytes = np.count_nonzero(there) * self._index.code_size
-        if most_bytes is not None and (self._reads_disk or nbytes > most_bytes):
-            return None
+        if most_bytes is not None:
+            nbytes = np.count_nonzero(there) * self._index.code_size
+            if self._reads_disk or nbytes > most_bytes or not self._opened().is_fast:
+                return None
         lists = np.unique(positions[there] >> POSITION_BITS)
         with self._idle:
             if self._closed:

@@ -244,6 +244,8 @@ class Engine:
             if not device_queue.close(0 if left else self.health.policy.stuck_s):
                 left.add(device_queue.tier.ordinal)
         self._watchdog.close()
+        if self._remote is not None:  # what the last device scans had others compare
+            self._remote.settle(self.health.policy.stuck_s)
         return left | self._coarse.close(self.health.policy.stuck_s)
 
     def owns_current_thread(self) -> bool:

@@ -415,7 +415,7 @@ class Batch:
 
         Each request has as many candidates as if it were alone.
         """
-        started = time.perf_counter()
+        started, comparison = time.perf_counter(), None
         try:
             positions, queries = self._best()[1], self.queries
             rows: I64 = np.arange(len(self))
@@ -441,7 +441,10 @@ class Batch:
             exact = reranker.rerank(queries, positions, k)
             self.clock.note_host_rerank(n_candidates, started)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
-            self._fail_all(numbers, error)
+            if comparison is None:
+                self._fail_all(numbers, error)
+            else:  # parts of it may be under way
+                comparison.fail(error)
         else:
             self._reranked(numbers, exact, n_candidates, started)
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -127,6 +128,9 @@ class DividedReply:
             nprobe_used=np.empty(n, np.int32),
             hit_rate=np.empty(n, np.float32),
         )
+        #: Of each query; 1 where a part says none.
+        self._coverage = np.ones(n, np.float32)
+        self._is_partial = False
         self._lock = threading.Lock()
         self._n_open = n_parts
         self._error: BaseException | None = None
@@ -142,7 +146,8 @@ class DividedReply:
     def take(self, rows: slice, answer: SearchResult | BaseException) -> None:
         """Each part once."""
         if not isinstance(answer, BaseException):
-            assert answer.coverage is None, "only searches by codes are divided, and no cluster has codes"
+            if answer.coverage is not None:
+                self._coverage[rows], self._is_partial = answer.coverage, True
             for name in ("ids", "distances", "nprobe_used", "hit_rate"):
                 getattr(self._result, name)[rows] = getattr(answer, name)
         with self._lock:
@@ -154,7 +159,7 @@ class DividedReply:
         if self._error is not None:
             self._whole.fail(self._error)
             return
-        self._whole.settle(self._result)
+        self._whole.settle(replace(self._result, coverage=self._coverage) if self._is_partial else self._result)
         self._whole.announce()
 
 

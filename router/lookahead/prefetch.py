@@ -433,6 +433,10 @@ class Lookahead:
         absent = int(list_bytes[:nlist][~present[:nlist]].sum())
         room = min(budget_bytes, self._free(tier)) - absent
         rows = np.where(probes >= 0, nlist + probes, -1)
+        # A share has the codes of all lists, and the rows of its own.
+        gone = self._index.integrity.pieces_in_quarantine(self._index.n_pieces, of_codes=True)
+        if gone is not None:
+            rows = np.where((rows >= 0) & gone[rows], -1, rows)
         return choose_lists(rows, list_bytes, present, max(0, room))[0]
 
     def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:

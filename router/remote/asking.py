@@ -187,8 +187,15 @@ class AskedScan:
 
     def done(self, piece: Piece) -> None:
         assert piece.found is not None
-        distances, ids = piece.found
-        lost = piece.lost
+        try:
+            self._complete(*piece.found, piece.lost)
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            self._batch.fail(error)
+            raise
+        finally:
+            self._end()
+
+    def _complete(self, distances: F32, ids: I64, lost: I64 | None) -> None:
         rows = self._part.rows
         if lost is not None and self._owner.map is not self._view.map:
             # Nodes drop lists once the map says who has them instead.
@@ -202,7 +209,6 @@ class AskedScan:
             if lost is not None:
                 self._batch.lose(rows[keep], lost[keep])
             self._batch.complete(rows[keep], distances[keep], ids[keep])
-        self._end()
 
     def _give_up(self, batch_rows: slice) -> None:
         """No longer waits for these rows of the batch."""
@@ -329,10 +335,15 @@ class AskedComparison:
         self._ended = True
         for timer in self._timers:
             timer.cancel()
-        if found is not None:
-            self._comparison.complete_rows(self._rows, *found)
-        self._owner.ended(self)
-        self._batch.end_scan()
+        try:
+            if found is not None:
+                self._comparison.complete_rows(self._rows, *found)
+        except BaseException as error:
+            self._comparison.fail(error)
+            raise
+        finally:
+            self._owner.ended(self)
+            self._batch.end_scan()
 
     def fail(self, error: BaseException) -> None:
         self._piece.cancel()

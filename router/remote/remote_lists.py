@@ -34,7 +34,7 @@ from hybridindex.router.remote.loop_thread import HedgeBudget, LoopThread
 from hybridindex.router.remote.peer import Peer
 from hybridindex.router.remote.pieces import NOBODY
 from hybridindex.tiers.contract.positions import POSITION_BITS
-from hybridindex.types import F64, I64
+from hybridindex.types import F64, I32, I64
 
 __all__ = ["RemoteChoice", "RemoteLists"]
 
@@ -45,8 +45,8 @@ _WAITED_FOR, _ASKED_WITHIN_S = 4 << 20, 0.002
 #: For nodes that are new to answer, before a map is in force that says what they hold; between two looks.
 _FIRST_ANSWER_S, _LOOK_S = 1.0, 0.005
 _ROW_MASK = (1 << POSITION_BITS) - 1
-#: Bytes of the filters of one scan, where it has more queries than one.
-_MOST_FILTERS = 8 << 20
+#: Bytes of the filters of one scan, and of the arrays of one comparison, where it has more queries than one.
+_MOST_FILTERS, _MOST_COMPARED = 8 << 20, 4 << 20
 
 
 class RemoteLists:
@@ -238,11 +238,16 @@ class RemoteLists:
         where = view.choose(np.where(away, lists, -1), self.nothing_here)
         each: F64 = 1 / np.maximum(np.count_nonzero(there, axis=1), 1)
         batch.lose_candidates(rows, each * np.count_nonzero(where == NOBODY, axis=1))
-        nodes = np.unique(where[where >= 0]).tolist()
-        self._expect(len(nodes))
-        options = self._options(batch, comparison.k)
-        for node in nodes:
+        options, parts = self._options(batch, comparison.k), list[tuple[int, I32, I64, I64]]()
+        most = max(1, _MOST_COMPARED // (4 * (batch.queries.shape[1] + 2 * positions.shape[1])))
+        for node in np.unique(where[where >= 0]).tolist():
             own, asked, numbers = compact(where == node, lists, positions & _ROW_MASK)
+            for at in range(0, len(own), most):
+                some = slice(at, at + most)
+                parts.append((node, own[some], asked[some], numbers[some]))
+        # From here on nothing fails: all of it is asked.
+        self._expect(len(parts))
+        for node, own, asked, numbers in parts:
             comparison.add()
             # The batch ends after it.
             batch.add_scan()

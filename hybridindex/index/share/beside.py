@@ -130,54 +130,60 @@ def _has(folder: Path, manifest: Manifest, raw: bytes | None) -> bool:
 
 
 def put_codes(path: Path, folder: Path, manifest: Manifest, list_sizes: I64, source: Path | None) -> None:
-    """Gives the share at ``path`` the codes of its index, in the place of those that it has. Where the index has none
-    that can be used, the share has none, which the log says, and its searches scan rows.
+    """Gives the share at ``path`` the codes of its index, in the place of those that it has. Where these cannot be read,
+    are damaged, or find no room, the log says so, and the share keeps its own. Without any its searches scan rows.
 
     Args:
         folder: of its generation.
         source: folder of the same generation of the index; None: no codes are taken.
 
     Raises:
-        UnreadableIndexError: they cannot be read.
-        BuildError: another process is writing. DiskFullError: no room.
+        BuildError: another process is writing. DiskFullError, FileError: the share cannot be written at all.
     """
-    found = None if source is None else _codes_of(source, manifest, list_sizes)
+    try:
+        found = None if source is None else _codes_of(source, manifest, list_sizes)
+    except (FileError, IndexFormatError) as error:
+        _log.warning("the codes of the index cannot be taken: %s", error)
+        return
     if found is None and not filesystem.exists(folder / rabitq.SPEC_FILE):
         return
     if found is not None and _has_codes(folder, manifest, list_sizes, found[0]):
         return
     with adding_to_generation(path, folder):
-        remove_additions(folder, rabitq.SPEC_FILE, "rabitq*")
         if found is None:
+            remove_additions(folder, rabitq.SPEC_FILE, "rabitq*")
             return
         raw, file = found
-        copy = folder / file.name
         try:
-            with filesystem.replacing(copy) as beside:
-                filesystem.copy_file(file, beside)
-        except MissingFileError:
-            _log.warning("%s was replaced while it was copied: the share has no codes", file)
+            _copy_codes(file, folder / file.name, rabitq.parse_spec(raw, rabitq.SPEC_FILE).file_xxh3_128)
+            filesystem.replace_file(folder / rabitq.SPEC_FILE, raw)
+        except (FileError, CorruptIndexError) as error:
+            _log.warning("the codes of the index are not taken: %s", error)
             return
-        if digest_file(copy) != rabitq.parse_spec(raw, rabitq.SPEC_FILE).file_xxh3_128:
-            _log.warning("%s differs from its checksum in %s: the share has no codes", file, rabitq.SPEC_FILE)
-            filesystem.unlink(copy)
-            return
-        filesystem.replace_file(folder / rabitq.SPEC_FILE, raw)
+        for old in [*filesystem.list_folder(folder, "rabitq*")]:
+            if old.name not in (rabitq.SPEC_FILE, file.name):
+                filesystem.unlink(old, missing_ok=True)
+
+
+def _copy_codes(file: Path, copy: Path, digest: str) -> None:
+    """Raises CorruptIndexError: they are not those of the digest; FileError. Nothing is left then."""
+    try:
+        with filesystem.replacing(copy) as beside:
+            filesystem.copy_file(file, beside)
+            if digest_file(beside) != digest:
+                raise CorruptIndexError(f"{file} differs from its checksum in {rabitq.SPEC_FILE}")
+    except MissingFileError as error:
+        raise CorruptIndexError(f"{file} was replaced while it was copied") from error
 
 
 def _codes_of(folder: Path, manifest: Manifest, list_sizes: I64) -> tuple[bytes, Path] | None:
-    """What the codes of a generation say of themselves, as bytes, and their file; None where it has none to use."""
-    file = folder / rabitq.SPEC_FILE
-    try:
-        spec = check_codes(folder, manifest, list_sizes, whole=False)
-        return None if spec is None else (filesystem.read_bytes(file), folder / spec.file)
-    except MissingFileError:
-        return None
-    except FileError as error:
-        raise unreadable(error, file) from error
-    except IndexFormatError as error:
-        _log.warning("%s: the share has no codes", error)
-        return None
+    """What the codes of a generation say of themselves, as bytes, and their file; None where it has none.
+
+    Raises:
+        FileError, IndexFormatError: they cannot be read, or used.
+    """
+    spec = check_codes(folder, manifest, list_sizes, whole=False)
+    return None if spec is None else (filesystem.read_bytes(folder / rabitq.SPEC_FILE), folder / spec.file)
 
 
 def _has_codes(folder: Path, manifest: Manifest, list_sizes: I64, raw: bytes) -> bool:

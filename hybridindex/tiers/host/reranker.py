@@ -64,6 +64,11 @@ class Reranker:
             except ValueError as error:
                 raise InvalidInputError(str(error)) from error
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether the extension compares; the reference takes many times as long."""
+        return self._native is not None
+
     def rerank(self, queries: F32, positions: I64, k: int) -> tuple[F32, I64]:
         """The ``k`` nearest candidates of each query.
 

@@ -27,8 +27,8 @@ __all__ = ["Scans", "other_generation"]
 
 #: Most queries and lists of one scan, and of its options.
 _MOST_ROWS, _MOST_WIDTH, _MOST_OPTIONS = 1 << 16, 1 << 20, 16
-#: Bytes of arrays whose filters are unpacked on the event loop.
-_SMALL_BODY = 1 << 13
+#: Bytes of arrays whose filters are unpacked on the event loop; and of those whose candidates are.
+_SMALL_BODY, _FEW_CANDIDATES = 1 << 13, 1 << 18
 _OPTIONS = {"of", "n", "d", "w", "r", "k", "f"}
 
 
@@ -99,21 +99,24 @@ class Scans:
         index = serving.index.ivf
         # Positions, and what they are made of; distances and ids, twice.
         hold(charge, len(body) + 40 * n * r + 24 * n * k)
-        queries, positions = decode_comparison(body, n=n, d=index.scan_dim, r=r, list_sizes=index.list_sizes)
-        began_s = time.perf_counter()
-        found = serving.router.compare(queries, positions, k, self._loop_time.most_bytes())
-        if found is None:
-            return self._compared_later(of, queries, positions, k)
-        self._loop_time.spent(began_s)
-        return encode_found(*found)
 
-    async def _compared_later(self, of: str | None, queries: F32, positions: I64, k: int) -> bytes:
-        def compare() -> bytes:
+        def decode() -> tuple[F32, I64]:
+            return decode_comparison(body, n=n, d=index.scan_dim, r=r, list_sizes=index.list_sizes)
+
+        def compare(queries: F32, positions: I64) -> bytes:
+            # Another router may have taken the place of the one that was there.
             found = self._serving(of).router.compare(queries, positions, k)
             assert found is not None
             return encode_found(*found)
 
-        return await asyncio.to_thread(compare)
+        if len(body) > _FEW_CANDIDATES:
+            return asyncio.to_thread(lambda: compare(*decode()))
+        began_s, given = time.perf_counter(), decode()
+        found = serving.router.compare(*given, k, self._loop_time.most_bytes())
+        if found is None:
+            return asyncio.to_thread(compare, *given)
+        self._loop_time.spent(began_s)
+        return encode_found(*found)
 
     def _at_once(self, serving: Serving, asked: AskedScan, k: int) -> SearchResult | None:
         """Scans on the event loop. None: the scan is not short, or the engine or the loop has other work."""
