@@ -189,7 +189,7 @@ class AskedScan:
         assert piece.found is not None
         try:
             self._complete(*piece.found, piece.lost)
-        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+        except BaseException as error:
             self._batch.fail(error)
             raise
         finally:

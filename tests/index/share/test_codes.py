@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import DiskFullError
+from hybridindex.errors import BuildError, FileError
 from hybridindex.filesystem import watched_by
 from hybridindex.index import open_index, remove_codes, verify
 from hybridindex.index.rabitq.spec import SPEC_FILE
@@ -91,10 +92,27 @@ def test_damaged_codes_of_the_index_cost_a_share_nothing_else(whole, tmp_path, w
     else:
         damage(file)
     create_share(tmp_path / "share", FolderSource(whole.path))
-    assert "the share has no codes" in caplog.text
+    assert "codes of the index" in caplog.text
     assert code_files(tmp_path / "share") == []
     with open_index(tmp_path / "share") as share:
         assert share.rabitq is None
+
+
+@pytest.mark.parametrize("what", ["spec", "codes", "missing"])
+def test_a_share_keeps_its_codes_where_those_of_the_index_are_lost(whole, path, what, caplog):
+    file = folder(whole.path) / (SPEC_FILE if what == "spec" else whole.rabitq.spec.file)
+    before = code_files(path)
+    if what == "missing":
+        file.unlink()
+    else:
+        damage(file)
+    renew_share(path, FolderSource(whole.path))
+    # Those of the index are not looked at as a whole where the share has the same.
+    assert what == "codes" or "the codes of the index cannot be taken" in caplog.text
+    assert code_files(path) == before
+    verify(path)
+    with open_index(path) as share:
+        assert share.rabitq is not None
 
 
 def test_another_generation_beside_has_its_own_codes(whole, path):
@@ -109,20 +127,20 @@ def test_another_generation_beside_has_its_own_codes(whole, path):
         assert_same(path, compacted)
 
 
-def test_a_disk_that_is_full_leaves_the_share_without_codes_or_with_all(whole, path):
+def test_a_disk_that_is_full_leaves_the_share_the_codes_that_it_had(whole, path, caplog):
     before = whole.rabitq.spec
     with with_codes(whole, bits=4) as other:
-        source, done = FolderSource(other.path), 0
-        while True:
+        source, done, failed = FolderSource(other.path), 0, True
+        while failed:
             disk = FaultyDisk(counts=of(*WRITES), allowed=done, number=errno.ENOSPC)
-            try:
-                with watched_by(disk):
-                    renew_share(path, source)
-            except DiskFullError:
-                done += 1
-            else:
-                break
+            with watched_by(disk), suppress(BuildError, FileError):
+                renew_share(path, source)
+            failed, done = disk.failed > 0, done + 1
+            verify(path)
             with open_index(path) as share:
-                assert share.rabitq is None or share.rabitq.spec in (other.rabitq.spec, before)
-        assert done > 2
+                assert share.rabitq is not None
+                assert share.rabitq.spec in (other.rabitq.spec, before)
+        assert done > 3
+        assert "the codes of the index are not taken" in caplog.text
         assert_same(path, other)
+        assert len(code_files(path)) == 2

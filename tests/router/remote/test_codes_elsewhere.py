@@ -12,7 +12,9 @@ import pytest
 
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError, NotHeldError, RouterClosedError
 from hybridindex.router import Router
+from hybridindex.router.remote import remote_lists
 from hybridindex.router.remote.scan_codec import decode_comparison, encode_comparison
+from hybridindex.tiers.host.reranker import Reranker
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.router.code_searches import BUDGET, differences
@@ -239,3 +241,51 @@ def test_the_arrays_of_a_comparison_come_as_they_went_and_wrong_ones_are_refused
     ):
         with pytest.raises(InvalidInputError, match=words):
             decode_comparison(wrong, n=3, d=4, r=2, list_sizes=sizes)
+
+
+def test_a_large_comparison_is_asked_in_parts(index, whole, monkeypatch):
+    with codes(index.path, spread(2, 1)) as nodes:
+        queries = clustered(40, seed=1)
+        same(nodes[0].router.search(queries, K, NPROBE), whole(queries))
+        before = nodes[1].comparisons
+        monkeypatch.setattr(remote_lists, "_MOST_COMPARED", 4 * 7 * (index.scan_dim + 2 * 60))
+        same(nodes[0].router.search(queries, K, NPROBE), whole(queries))
+        assert nodes[1].comparisons - before >= 4
+
+
+def test_an_event_loop_does_not_compare_without_the_extension(index, monkeypatch):
+    with Router(index, precision="codes") as router:
+        queries, positions = clustered(1), np.array([[0, 1, 2]])
+        found = router.compare(index.transform(queries), positions, 3, 1 << 20)
+        assert found is not None
+        monkeypatch.setattr(Reranker, "is_fast", False)
+        assert router.compare(index.transform(queries), positions, 3, 1 << 20) is None
+        again = router.compare(index.transform(queries), positions, 3)
+        np.testing.assert_array_equal(again[1], found[1])
+
+
+def test_lookahead_brings_codes_of_all_lists_and_rows_of_those_that_are_here(index, whole):
+    holders = spread(3, 1)
+    settings = {"devices": ["cpu"], "device_budget_bytes": BUDGET, "lookahead_bytes": BUDGET // 2}
+    with codes(index.path, holders, **settings) as nodes:
+        node, held = nodes[0], holders[0]
+        with node.router.session() as session:
+            queries = clustered(12, seed=2)
+            session.lookahead(queries, nprobe=NPROBE).result(20)
+            same(session.search(queries, K, NPROBE), whole(queries))
+            probed = np.unique(index.quantize(index.transform(queries), NPROBE)[0])
+            assert (node.router.residency.list_device[probed] >= 0).all()
+            rows = node.router.row_residency.list_device[probed] >= 0
+            np.testing.assert_array_equal(rows, held[probed])
+            assert node.router.stats().lookahead_skipped_lists == 0
+
+
+def test_a_router_ends_when_others_have_compared(index, whole):
+    with codes(index.path, spread(2, 1)) as nodes, ThreadPoolExecutor(1) as pool:
+        nodes[1].delay_s = 0.5
+        queries = clustered(4)
+        found = pool.submit(nodes[0].router.search, queries, K, NPROBE)
+        until(lambda: nodes[0].remote._n_open > 0)
+        nodes[0].router.close()
+        assert found.done()
+        same(found.result(), whole(queries))
