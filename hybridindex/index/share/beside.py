@@ -131,7 +131,8 @@ def _has(folder: Path, manifest: Manifest, raw: bytes | None) -> bool:
 
 def put_codes(path: Path, folder: Path, manifest: Manifest, list_sizes: I64, source: Path | None) -> None:
     """Gives the share at ``path`` the codes of its index, in the place of those that it has. Where these cannot be
-    read, are damaged, or find no room, the log says so, and the share keeps its own. Without any it is searched by rows.
+    read, are damaged, or find no room, the log says so, and the share keeps its own. One without any is searched by
+    rows.
 
     Args:
         folder: of its generation.
