@@ -148,7 +148,8 @@ def put_codes(path: Path, folder: Path, manifest: Manifest, list_sizes: I64, sou
         return
     if found is None and not filesystem.exists(folder / rabitq.SPEC_FILE):
         return
-    if found is not None and _has_codes(folder, manifest, list_sizes, found[0]):
+    has = found is not None and _has_codes(folder, manifest, list_sizes, found[0])
+    if has and len([*filesystem.list_folder(folder, "rabitq*")]) == 2:
         return
     with adding_to_generation(path, folder):
         if found is None:
@@ -156,11 +157,13 @@ def put_codes(path: Path, folder: Path, manifest: Manifest, list_sizes: I64, sou
             return
         raw, file = found
         try:
-            _copy_codes(file, folder / file.name, rabitq.parse_spec(raw, rabitq.SPEC_FILE).file_xxh3_128)
-            filesystem.replace_file(folder / rabitq.SPEC_FILE, raw)
+            if not has:
+                _copy_codes(file, folder / file.name, rabitq.parse_spec(raw, rabitq.SPEC_FILE).file_xxh3_128)
+                filesystem.replace_file(folder / rabitq.SPEC_FILE, raw)
         except (FileError, CorruptIndexError) as error:
             _log.warning("the codes of the index are not taken: %s", error)
             return
+        # Also those that a crash left.
         for old in [*filesystem.list_folder(folder, "rabitq*")]:
             if old.name not in (rabitq.SPEC_FILE, file.name):
                 filesystem.unlink(old, missing_ok=True)
