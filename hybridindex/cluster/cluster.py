@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ _THREADS = 8
 _START_S, _END_S = 180.0, 60.0
 #: For a manager that was ended to let go of its state.
 _GONE_S = 5.0
+#: For all nodes to be up, and each list to have its replicas, before and after one starts again.
+_WHOLE_S = 180.0
 _POLL_S = 0.2
 #: In the cluster's folder from its start to its end.
 _WHILE_STARTED = (STATE_FILE, MACHINES_FILE)
@@ -429,6 +432,53 @@ class Cluster:
             self._ray.kill(actor)
         self._call(manager.forget.remote(node), _START_S)
         return done
+
+    def restart(
+        self, node: str | None = None, progress: OnProgress | None = None, *, force: bool = False
+    ) -> dict[str, Any]:
+        """Starts the daemons of all nodes again, one after the other, or that of one: for attributes and codes that the
+        index was given since. Others answer meanwhile. Returns the names of those that were, ``nodes``.
+
+        Args:
+            force: also where lists are on one node alone, which searches then miss for some seconds.
+
+        Raises:
+            InvalidInputError: there is no such node, or lists are on one node alone.
+            UnreachableError: a node is not up, or does not come back; those after it are as they were.
+        """
+        status = self.status()
+        names = [each["name"] for each in status["nodes"] if not each["drains"]]
+        chosen = names if node is None else [name for name in names if name == node]
+        if not chosen:
+            raise InvalidInputError(f"node is {node!r}; expected one of {', '.join(names)}")
+        if not force and (status["replicas"] < 2 or len(names) < 2):
+            raise InvalidInputError(
+                "each list is on one node: searches that need it would fail while that one starts again; expected two "
+                "replicas, or force=True (--force) where that may be"
+            )
+        for number, name in enumerate(chosen, 1):
+            self._wait_until_whole(f"before {name} is started again")
+            if progress is not None:
+                progress(f"{name} starts again, {number} of {len(chosen)}", None, None)
+            actor = self._ray.get_actor(f"{self.name}:{name}", namespace=NAMESPACE)
+            self._call(actor.restart.remote(), _START_S)
+            self._wait_until_whole(f"after {name} was started again")
+        return {"nodes": chosen}
+
+    def _wait_until_whole(self, when: str) -> None:
+        """Until all nodes are up with the newest map, and each list is on as many as it should be."""
+        ends = time.monotonic() + _WHOLE_S
+        while True:
+            status = self.status()
+            nodes = [each for each in status["nodes"] if not each["drains"]]
+            away = [each["name"] for each in nodes
+                    if each["state"] != "up" or each["map_version"] != status["map_version"]]  # fmt: skip
+            if not away and not status["lists_below_replicas"]:
+                return
+            if time.monotonic() > ends:
+                lacking = f"{', '.join(away)} did not come" if away else "lists are on fewer nodes than they should be"
+                raise UnreachableError(f"{lacking} for {_WHOLE_S:g} s {when}; hybridindex cluster status says more")
+            time.sleep(_POLL_S)
 
     def add_node(self, progress: OnProgress | None = None) -> dict[str, Any]:
         """Starts one more node, on the machine of Ray with the fewest, and moves lists to it. Raises as

@@ -20,6 +20,7 @@ from hybridindex import filesystem
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.errors import (
     CorruptIndexError,
+    HybridIndexError,
     InvalidInputError,
     MissingFileError,
     ServiceError,
@@ -41,8 +42,8 @@ _START_S = 120.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 #: Between two pings, and for how long the daemon may answer none.
 _PING_EVERY_S, HUNG_AFTER_S = 2.0, 20.0
-#: For a daemon to end by itself.
-_END_S = 40.0
+#: For a daemon to end by itself; and between two looks whether it has ended, or answers.
+_END_S, _LOOK_S = 40.0, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,9 @@ class NodeProcess:
         self._tls = None if spec.tls_ca is None else ssl.create_default_context(cafile=spec.tls_ca)
         self.n_starts = 0
         self._ending = threading.Event()
+        #: Held by who has the daemon started again; and whether that is why it ends.
+        self._restarting = threading.Lock()
+        self._is_wanted_again = False
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
         self._failure: BaseException | None = None
@@ -251,14 +255,18 @@ class NodeProcess:
             self._wait(process)
             if self._ending.is_set():
                 return
-            _log.warning(
-                "the daemon of node %s ended with %d; it is started again", self._spec.name, process.returncode
-            )
-            if time.monotonic() - began > _START_S:
-                wait_s = _FIRST_WAIT_S
-            if self._ending.wait(wait_s):
-                return
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            if self._is_wanted_again:
+                self._is_wanted_again = False
+                self._renew()
+            else:
+                _log.warning(
+                    "the daemon of node %s ended with %d; it is started again", self._spec.name, process.returncode
+                )
+                if time.monotonic() - began > _START_S:
+                    wait_s = _FIRST_WAIT_S
+                if self._ending.wait(wait_s):
+                    return
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             try:
                 self.url = self._start()
             except Exception as error:  # noqa: BLE001 - of the system, too, that is short of something: it is tried again
@@ -284,6 +292,44 @@ class NodeProcess:
                     process.kill()
             else:
                 heard_s = time.monotonic()
+
+    def _renew(self) -> None:
+        """What the index has beside its lists now. Where that cannot be had, the share stays as it is."""
+        try:
+            number = read_manifest(self._share).generation
+            renew_share(self._share, FolderSource(self._spec.index, generation=number, is_followed=True))
+        except HybridIndexError as error:
+            _log.warning("the share of node %s was not renewed: %s", self._spec.name, error)
+
+    def restart(self) -> None:
+        """Ends the daemon, gives its share the attributes and codes that the index has now, and starts it again;
+        returns when it listens.
+
+        Raises:
+            ServiceError: it does not listen after a while; it is tried further.
+        """
+        with self._restarting:
+            process, before = self._process, self.n_starts
+            assert process is not None
+            self._is_wanted_again = True
+            process.terminate()
+            ends = time.monotonic() + _END_S
+            while process.poll() is None and not self._ending.is_set():
+                if time.monotonic() > ends:
+                    process.kill()
+                time.sleep(_LOOK_S)
+            ends = time.monotonic() + _START_S
+            while (self.n_starts == before or not self._answers()) and not self._ending.is_set():
+                if time.monotonic() > ends:
+                    raise ServiceError(f"node {self._spec.name} did not start again: {self._last_words()}")
+                time.sleep(_LOOK_S)
+
+    def _answers(self) -> bool:
+        try:
+            NodeCalls(self.url, self._spec.key, self._tls).ping(_PING_EVERY_S)
+        except HybridIndexError:
+            return False
+        return True
 
     @property
     def pid(self) -> int:

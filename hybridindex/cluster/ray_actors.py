@@ -102,6 +102,10 @@ class NodeActor:
         place = load_ray().get_runtime_context().get_node_id()
         return {"url": self._node.url, "pid": self._node.pid, "starts": self._node.n_starts, "place": place}
 
+    def restart(self) -> None:
+        """Ends the daemon, and starts it again."""
+        self._node.restart()
+
     def close(self) -> None:
         """Ends the daemon."""
         self._node.close()

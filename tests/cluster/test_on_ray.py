@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import hybridindex.cluster as hc
+from hybridindex.client import Client
 from hybridindex.router import Router
-from tests.cluster.searches import NPROBE, K, Load, wait_until
+from tests.cluster.searches import NPROBE, K, Load, same, wait_until
 from tests.clustered import clustered, small_index
+from tests.coded import with_codes
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
@@ -114,3 +116,53 @@ def test_four_nodes_from_start_to_stop(tmp_path):
         found = run("search", index.path, "--queries", queries, "-k", 1, "--json")
         assert [found["ids"][i][0] for i in (0, 2)] == [7001, 7003]
     assert "no Ray cluster answers" in run("status", index.path, "--address", "127.0.0.1:1", code=8)
+
+
+def test_codes_made_while_nodes_serve_come_by_a_restart_that_costs_no_search(tmp_path):
+    index = small_index(tmp_path / "idx", n=6000, nlist=NLIST)
+    with started(index, tmp_path, 3, memory_per_node="700KiB") as status:
+        urls, key = [node["url"] for node in status["nodes"]], (index.path / "cluster" / "key").read_text()
+
+        def precisions():
+            found = []
+            for url in urls:
+                with Client(url, key=key) as client:
+                    found.append(client.status()["router"]["precision"].partition(":")[0])
+            return found
+
+        assert precisions() == ["rows"] * 3
+        pids = {pid_of_daemon(tmp_path, f"node-{i}") for i in range(3)}
+        with with_codes(index) as coded:
+            with (
+                Router(coded, precision="rows") as rows,
+                Router(coded, precision="codes", candidates=6000) as codes,
+                hc.connect(index.path, address=urls[0], key=key) as cluster,
+                cluster.router() as searched,
+            ):
+                queries = clustered(9, seed=5)
+                wanted = rows.search(queries, K, NPROBE)
+                # With all rows as candidates, a search by codes answers as one by rows, whoever is asked.
+                np.testing.assert_array_equal(codes.search(queries, K, NPROBE).ids, wanted.ids)
+
+                def all_candidates(queries):
+                    return rows.search(queries, K, NPROBE)
+
+                class Asked:
+                    def search(self, queries, k, nprobe):
+                        return searched.search(queries, k, nprobe, candidates=6000)
+
+                with Load(Asked(), all_candidates) as load:
+                    load.more()
+                    assert run("restart", index.path, "--json") == {"nodes": [f"node-{i}" for i in range(3)]}
+                    load.more()
+                load.check()
+                assert precisions() == ["codes"] * 3
+                assert not pids & {pid_of_daemon(tmp_path, f"node-{i}") for i in range(3)}
+                assert same(searched.search(queries, K, NPROBE, candidates=6000), codes.search(queries, K, NPROBE))
+            assert "expected one of node-0, node-1, node-2" in run("restart", index.path, "node-9", code=3)
+            before = pid_of_daemon(tmp_path, "node-1")
+            assert run("restart", index.path, "node-1", "--json") == {"nodes": ["node-1"]}
+            assert pid_of_daemon(tmp_path, "node-1") != before
+    with started(index, tmp_path, 2, memory_per_node="2MiB", replicas=1):
+        assert "each list is on one node" in run("restart", index.path, code=3)
+        assert run("restart", index.path, "--force", "--json") == {"nodes": ["node-0", "node-1"]}

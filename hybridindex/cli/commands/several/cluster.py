@@ -205,6 +205,27 @@ def register(app: typer.Typer) -> None:
         emit(done, as_json=json, table=_moved(done))
 
     @group.command()
+    def restart(
+        index: IndexPath,
+        node: Annotated[
+            str | None, typer.Argument(metavar="NODE", help="One alone; default all.", show_default=False)
+        ] = None,
+        force: Annotated[
+            bool, typer.Option("--force", help="Also where lists are on one node alone, which searches miss then.")
+        ] = False,
+        address: Address = "auto",
+        state: State = None,
+        json: Json = False,
+    ) -> None:
+        """Start nodes again, one after the other, while the others answer.
+
+        For attributes and codes that the index was given since they began.
+        """
+        with connect(index, address=address, folder=state) as cluster, _progress() as progress:
+            done = cluster.restart(node, progress, force=force)
+        emit(done, as_json=json, table=f"started again: {', '.join(done['nodes'])}")
+
+    @group.command()
     def search(
         index: IndexPath,
         queries: Annotated[Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d).")],
