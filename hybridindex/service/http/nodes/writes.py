@@ -52,19 +52,25 @@ class NodeWrites:
         return key if _is_forwarded(request) else digest_bytes(json.dumps([client, key]).encode())
 
     async def make(
-        self, request: Request, body: bytes, key: str | None, change: Callable[[], Awaitable[dict[str, Any]]]
+        self,
+        request: Request,
+        body: bytes,
+        key: str | None,
+        change: Callable[[], Awaitable[dict[str, Any]]],
+        limit_s: float | None = None,
     ) -> bytes:
         """What the node that writes answers; where that is this one, it makes the ``change``, and tells the others.
 
         Args:
             key: as of :meth:`key_of`.
+            limit_s: as of :meth:`elsewhere`.
 
         Raises:
             As :meth:`elsewhere`. Whatever ``change`` raises.
         """
         ends_s = time.monotonic() + _CLAIMED_S
         while True:
-            if (made := await self.elsewhere(request, body, key)) is not None:
+            if (made := await self.elsewhere(request, body, key, limit_s)) is not None:
                 return made
             try:
                 said = await change()

@@ -76,13 +76,19 @@ class Changing:
         return body, await parse_within(request.scope[CHARGE], body, media, lambda: kind.parse(body))
 
     async def once(
-        self, what: str, request: Request, body: bytes, change: Callable[[str], Awaitable[dict[str, Any]]]
+        self,
+        what: str,
+        request: Request,
+        body: bytes,
+        change: Callable[[str], Awaitable[dict[str, Any]]],
+        limit_s: float | None = None,
     ) -> Response:
         """Makes a change, and answers with what it says; with a key that was answered before, with what was said.
 
         Args:
             what: names the route.
             change: given the name of the client.
+            limit_s: for another node of a cluster that makes it; None: as long as for any change.
         """
         client, key = caller_of(request).name, request.headers.get("idempotency-key")
         if key is not None and not _KEY.fullmatch(key):
@@ -95,7 +101,7 @@ class Changing:
         async def run() -> bytes:
             if self._writes is None:
                 return json.dumps(await change(client)).encode()
-            return await self._writes.make(request, body, known[1], lambda: change(client))
+            return await self._writes.make(request, body, known[1], lambda: change(client), limit_s)
 
         headers = {"cache-control": "no-store"}
         try:

@@ -20,6 +20,8 @@ __all__ = ["DocumentRoutes"]
 
 #: Copies of vectors and of texts while they are written.
 _COPIES = 4
+#: For another node of a cluster, which embeds all that was sent, after what came before.
+_FORWARDED_S = 3600.0
 
 
 class DocumentRoutes:
@@ -56,7 +58,7 @@ class DocumentRoutes:
         def run(client: str) -> Awaitable[dict[str, Any]]:
             return self._calls.write_documents(client, self._service.documents.put, texts)
 
-        return await self._changing.once("add documents", request, body, run)
+        return await self._changing.once("add documents", request, body, run, _FORWARDED_S)
 
     async def delete(self, request: Request) -> Response:
         body, asked = await self._changing.object_of(request, self._sources)
@@ -64,4 +66,4 @@ class DocumentRoutes:
         def run(client: str) -> Awaitable[dict[str, Any]]:
             return self._calls.write_documents(client, self._service.documents.delete, asked["sources"])
 
-        return await self._changing.once("delete documents", request, body, run)
+        return await self._changing.once("delete documents", request, body, run, _FORWARDED_S)
