@@ -105,7 +105,14 @@ class ProfileRequest:
         devices = _several("devices", self.devices, "names like 'cuda:0'")
         if not all(isinstance(name, str) for name in devices):
             raise InvalidInputError(f"devices are {devices!r}; expected a list of names like 'cuda:0'")
-        budget = self.device_budget_bytes
+        budget = None if self.device_budget_bytes is None else _whole("device_budget_bytes", self.device_budget_bytes)
+        if budget is not None and budget < 1:
+            raise InvalidInputError(
+                f"device_budget_bytes is {budget}; expected 1 or more, or None for what the index needs"
+            )
+        # NaN is not within bounds.
+        if not 0.0 <= (decay := _number("history_decay", self.history_decay)) <= 1.0:
+            raise InvalidInputError(f"history_decay is {decay}; expected 0 to 1, the weight of earlier accesses")
         checked = {
             "nprobe": None if nprobe is None else _whole("nprobe", nprobe),
             "recall_target": recall_target,
@@ -117,8 +124,8 @@ class ProfileRequest:
             "batches": tuple(sorted(set(batches))),
             "coverages": coverages,
             "devices": devices,
-            "device_budget_bytes": None if budget is None else _whole("device_budget_bytes", budget),
-            "history_decay": _number("history_decay", self.history_decay),
+            "device_budget_bytes": budget,
+            "history_decay": decay,
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

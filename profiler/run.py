@@ -1,11 +1,13 @@
 """Profiles an index: runs the stages of a request in order and puts the numbers together. Stores no profile.
 
 Stages: ``recall`` (quality against nprobe), ``access``, ``host``, one per device. Each is kept in the checkpoint when
-it is done, where one is wanted.
+it is done, where one is wanted. The profile's notes say which stages an interrupted attempt measured, when, and at what
+load.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -91,7 +93,8 @@ def profile_index(
     warnings = measurement_warnings(policy, load, hardware.cores)
     searching = open_searching(index, threads=request.threads, host_scanner=request.host_scanner, rows=request.rows)
     scanner = searching.scanner
-    facts = (index.fingerprint, hardware.fingerprint, scanner.name, str(scanner.threads))
+    versions = json.dumps(sorted(hardware.versions.items()))
+    facts = (index.fingerprint, hardware.fingerprint, scanner.name, str(scanner.threads), policy, versions)
     kept = Checkpoint(checkpoint, request.key(*facts, queries=raw))
     run = _Run(searching, request, raw, kept, progress or _silent)
     with closing(scanner), host_threads(scanner):
@@ -131,10 +134,20 @@ def profile_index(
             "batches_too_large": [b for b in asked.batches if b not in request.batches],
             **searching.notes(request.k, nprobe),
             **run.notes,
-            "warnings": warnings,
+            "resumed": kept.resumed,
+            "warnings": [*warnings, *_resumed_words(kept)],
             "load_average_after": load_average(),
         },
     )
+
+
+def _resumed_words(kept: Checkpoint) -> list[str]:
+    """Sentences on stages that an interrupted attempt measured."""
+    return [
+        f"{stage} was measured at {then['measured_at']} by an interrupted attempt, at a load average of "
+        f"{then['load_average']:.1f}"
+        for stage, then in kept.resumed.items()
+    ]
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -172,6 +185,8 @@ class _Run:
         """The nprobe to profile at, which later stages use, and quality against nprobe on held-back queries."""
         request, kept = self._request, self._kept.get("recall")
         if kept is None:
+            # All else follows from the nprobe that is chosen here.
+            self._kept.forget()
             reference = self._search_rows()
             grid = recall_grid(self._index.nlist)
             wanted = sorted({*grid, *([request.nprobe] if request.nprobe is not None else [])})
@@ -223,6 +238,7 @@ class _Run:
         history, decay = self._request.history, self._request.history_decay
         kept = self._kept.get("access")
         if kept is None:
+            counted: dict[str, int] | None = None
             sample = sample_access(
                 self._index,
                 self._fit,
@@ -240,11 +256,13 @@ class _Run:
                     self._request.k,
                     max_seconds=self._second_per_share * _CANDIDATES_SHARE,
                 )
-                self.notes["candidates"] = {"queries": scanned}
+                counted = {"queries": scanned}
             arrays = {f.name: array for f in fields(sample) if (array := getattr(sample, f.name)) is not None}
-            self._kept.put("access", {}, arrays)
+            self._kept.put("access", {"candidates": counted}, arrays)
         else:
-            sample = AccessSample(**kept[1])
+            counted, sample = kept[0]["candidates"], AccessSample(**kept[1])
+        if counted is not None:
+            self.notes["candidates"] = counted
         past = None if history is None else {"created_at": history.created_at, "id": history.id, "decay": decay}
         self._finish("access", {"history": past})
         return sample

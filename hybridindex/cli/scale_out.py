@@ -16,7 +16,7 @@ from hybridindex.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.analysis import Analysis
-    from hybridindex.studies.cluster import Network, NodesFound
+    from hybridindex.studies.cluster import ClusterInputs, Network, NodesFound
     from hybridindex.studies.simulator.arrivals import Workload
 
 __all__ = ["Asked", "ClusterOptions", "show_scale_out"]
@@ -67,11 +67,11 @@ class ClusterOptions:
     ] = None
 
     def counts(self) -> tuple[int, ...]:
-        """Numbers of nodes, as they were given."""
+        """Numbers of nodes in the order in which they were given, each once."""
         assert self.nodes is not None
         if re.fullmatch(r"\d{1,3}(,\d{1,3})*", self.nodes) is None:
             raise InvalidInputError(f"--nodes is {self.nodes!r}; expected numbers of nodes such as 1,4,16")
-        return tuple(int(word) for word in self.nodes.split(","))
+        return tuple(dict.fromkeys(int(word) for word in self.nodes.split(",")))
 
     def network(self) -> Network:
         """Measured numbers, but for those that are given."""
@@ -149,9 +149,8 @@ def show_scale_out(
     )
     assumptions = [
         *said,
-        f"assumed: every node is like the profiled machine, holds {readable_bytes(inputs.node_bytes)} of lists and "
-        f"{readable_bytes(inputs.budget_bytes)} of them on each of {inputs.n_devices} devices; each list is on "
-        f"{inputs.replicas} nodes; no node fails, and none is slower than others",
+        f"assumed: every node is like the profiled machine, holds up to {readable_bytes(inputs.node_bytes)} of lists "
+        f"and {_on_devices(inputs)}; {_copies(inputs.replicas, counts)}; no node fails, and none is slower than others",
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
         f"engine loses {network.request_s * 1e6:.3g} us for each request of a client, {network.ask_s * 1e6:.3g} us for "
         f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked; a client "
@@ -190,6 +189,23 @@ def show_scale_out(
             nearest = f"; the nearest feasible rate is {best.rate:.4g} on {best.n_nodes} nodes" if best.rate else ""
             out.print(f"infeasible: no number of nodes serves {asked.rate:g} requests/s{nearest}", highlight=False)
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _on_devices(inputs: ClusterInputs) -> str:
+    if not (inputs.n_devices and inputs.budget_bytes):
+        return "none of them on devices"
+    if inputs.analysis.latency.device is None:
+        return "none of them on devices: the profile has no scans of a device"
+    each = "its device" if inputs.n_devices == 1 else f"each of {inputs.n_devices} devices"
+    return f"up to {readable_bytes(inputs.budget_bytes)} of them on {each}"
+
+
+def _copies(replicas: int, counts: tuple[int, ...]) -> str:
+    """On how many nodes a list is, where there are so many."""
+    if max(counts) <= replicas:
+        return "every node holds all lists"
+    fewer = ", or on all where there are fewer" if min(counts) < replicas else ""
+    return f"each list is on {replicas} node{'s' if replicas > 1 else ''}{fewer}"
 
 
 def _nodes_table(found: list[NodesFound], rate: float, slo_ms: float) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from hybridindex.bearer import bearer
 from hybridindex.client.messages import Address, Call
 from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError, how_to_install
 
@@ -70,11 +71,12 @@ class RequestMaker:
     """
 
     def __init__(self, address: Address, key: str | None, index: str | None = None) -> None:
-        """``index``: which of several is meant; None: the first."""
+        """``index``: which of several is meant; None: the first. Raises InvalidInputError for a key that no header can
+        carry."""
         self._httpx = load_httpx()
         self._index = index
         self._address = address
-        self._own = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._own = {} if key is None else {"authorization": bearer(key, "key (HYBRIDINDEX_KEY of the environment)")}
         self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
 
     def __call__(self, call: Call[Any], timeout_s: float) -> Any:

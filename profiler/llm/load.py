@@ -6,7 +6,9 @@ What a user calls, and how measurements become one profile, is in :mod:`hybridin
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +42,8 @@ _POLL_S: Final = 0.05
 #: Words of the prompt whose tokens are counted first.
 _TRIAL_WORDS: Final = 128
 _MAX_TOKENS: Final = 1 << 20
+#: Of the word that no other prompt begins with.
+_FIRST_LETTERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +87,12 @@ class LLMRequest:
 
 
 class _Prompts:
-    """Random words of about so many tokens; never the same, so that a server's prefix cache does not help."""
+    """Random words of about so many tokens. The first word of each is new, in every run: a prefix cache that holds
+    prompts of an earlier run finds nothing."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, nonce: str) -> None:
         self._random = random.Random(f"prompts {seed}")  # noqa: S311 - words, not secrets
+        self._first = random.Random(f"first words {nonce}")  # noqa: S311
         self._tokens_per_word = 1.0
 
     def calibrate(self, n_words: int, n_tokens: int) -> None:
@@ -94,7 +100,9 @@ class _Prompts:
 
     def words(self, n: int) -> str:
         letters = "abcdefghijklmnopqrstuvwxyz"
-        return " ".join("".join(self._random.choices(letters, k=self._random.randint(2, 8))) for _ in range(n))
+        first = "".join(self._first.choices(letters, k=_FIRST_LETTERS))
+        rest = ("".join(self._random.choices(letters, k=self._random.randint(2, 8))) for _ in range(n - 1))
+        return " ".join((first, *rest))
 
     def of_tokens(self, n: int) -> str:
         return self.words(max(1, round(n / self._tokens_per_word)))
@@ -112,26 +120,27 @@ class LLMRun:
         state: CacheState | None,
         request: LLMRequest,
         progress: Progress,
+        nonce: str | None = None,
     ) -> None:
+        """``nonce``: prompts of the same one and seed are the same; None: prompts that no server has seen."""
         self._server, self._model, self._max_tokens = server, model, max_tokens
         self._kv_bytes, self._state, self._request = kv_bytes, state, request
         self._progress = progress
-        self._prompts = _Prompts(request.seed)
+        self._prompts = _Prompts(request.seed, secrets.token_hex(16) if nonce is None else nonce)
         self._started = time.monotonic()
         self._notes: dict[str, Any] = {"kv_cache_tokens": state.kv_tokens} if state is not None else {}
 
     async def measure(self, path: Path | None) -> LLMMeasurement:
-        request = self._request
         self._refuse_too_long()
-        # The same URL is another server on another machine, which may share the disk.
-        where = (hardware_info().fingerprint, self._server.url, self._model, self._kv_bytes)
-        kept = Checkpoint(path, repr((*where, request.input_tokens, request.output_tokens)))
+        kept = Checkpoint(path, self._key())
         await self._calibrate()
         levels = await self._levels(kept)
         # Plans need the steps; prompt lengths are only shown, and come last.
         generation = {"answer": levels[0].latency_p50_s} | await self._steps(kept, levels[0])
         prefill = await self._prefill(kept, levels[0])
         kept.remove()
+        if kept.resumed:
+            self._notes["resumed"] = kept.resumed
         best = max(level.throughput_rps for level in levels)
         # The least concurrency that saturates: with more, requests only queue.
         saturated = next(level for level in levels if level.throughput_rps * _WORTHWHILE >= best)
@@ -154,6 +163,15 @@ class LLMRun:
             prefill=prefill,
             notes={**self._notes, "url": self._server.url, "saturated_at": saturated.concurrency},
         )
+
+    def _key(self) -> str:
+        """What finished levels belong to. Steps and prompt lengths are in the names of their stages."""
+        request, state = self._request, self._state
+        # The same URL is another server on another machine, which may share the disk, or after a restart.
+        where = (hardware_info().fingerprint, self._server.url, self._model, self._max_tokens)
+        says = None if state is None else state.config
+        asked = (request.seed, request.max_seconds, request.n_devices, request.input_tokens, request.output_tokens)
+        return hashlib.sha256(repr((*where, self._kv_bytes, says, *asked)).encode()).hexdigest()
 
     def _refuse_too_long(self) -> None:
         asked = {"": (self._request.input_tokens, self._request.output_tokens), **self._request.steps}

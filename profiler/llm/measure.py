@@ -30,6 +30,7 @@ def profile_llm_server(
     wait_s: float = 0.0,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
+    nonce: str | None = None,
 ) -> LLMMeasurement:
     """Measures a running server. Blocks; not within a running event loop.
 
@@ -38,7 +39,9 @@ def profile_llm_server(
         key: sent as a bearer token.
         timeout_s: bounds each request.
         wait_s: how long the server may still be starting.
-        checkpoint: keeps finished levels until the measurement is complete.
+        checkpoint: keeps finished levels until the measurement is complete, an hour at most. The result's note
+            ``resumed`` names those that an interrupted attempt measured.
+        nonce: prompts of the same one and seed are the same; None: prompts that the server has not seen.
 
     Raises:
         LLMServerError: it is not there, answers wrongly, too slowly or not at all, or serves another model.
@@ -53,7 +56,8 @@ def profile_llm_server(
             served = await _choose_model(server, request.model)
             state, unread = await _cache_state(server, required=request.kv_cache_bytes is None)
             kv_bytes = _kv_bytes(server.url, state, request)
-            run = LLMRun(server, served[0], served[1], kv_bytes, state, request, progress or (lambda *_: None))
+            tell = progress or (lambda *_: None)
+            run = LLMRun(server, served[0], served[1], kv_bytes, state, request, tell, nonce)
             measured = await run.measure(checkpoint)
             return replace(measured, notes={**measured.notes, "metrics": unread}) if unread else measured
 

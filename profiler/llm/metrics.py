@@ -26,6 +26,8 @@ class CacheState:
     #: Used part of the fullest engine's cache, 0..1.
     usage: float | None
     preemptions: int | None
+    #: All that the server says of its caches' settings, in one order.
+    config: str = ""
 
 
 def read_cache_state(text: str) -> CacheState | None:
@@ -50,6 +52,7 @@ def read_cache_state(text: str) -> CacheState | None:
         n_engines=len(configs),
         usage=usage,
         preemptions=preemptions,
+        config=repr(sorted((engine, sorted(labels.items())) for engine, labels in configs.items())),
     )
 
 

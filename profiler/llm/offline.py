@@ -38,6 +38,8 @@ _SHOWN_CAUSE: Final = 400
 _ERROR: Final = re.compile(r"\b([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 #: vLLM walks a dictionary that another of its threads fills while the engine starts. The next start mostly works.
 _RACE: Final = "dictionary changed size during iteration"
+#: Seconds for which a finished size can be resumed: a sweep takes hours, and nothing else runs on its devices.
+_MAX_AGE_S: Final = 86_400.0
 #: Arguments that the sweep sets.
 _OWN: Final = {"model", "kv_cache_memory_bytes", "seed", "enable_prefix_caching", "disable_log_stats"}
 
@@ -97,7 +99,7 @@ def sweep_kv_cache(
     # With the machine: another one may share the disk.
     hardware = hardware_info().fingerprint
     identity = {**asdict(request), "kv_cache_bytes": None, "timeout_s": None, "hardware": hardware}
-    kept = Checkpoint(checkpoint, repr(identity))
+    kept = Checkpoint(checkpoint, repr(identity), max_age_s=_MAX_AGE_S)
     levels: list[tuple[int, LLMLevel]] = []
     refused: list[tuple[int, str]] = []
     tokens: dict[str, int | None] = {}
@@ -145,6 +147,7 @@ def sweep_kv_cache(
             "kv_cache_tokens": tokens,
             "engine_args": dict(request.engine_args),
             **({"started_again": started_again} if started_again else {}),
+            **({"resumed": kept.resumed} if kept.resumed else {}),
         },
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode
 from tests.clustered import clustered
+from tests.partitioner.synthetic import make_profile
 
 PAPER = ("--chip", "xpu-c", "--chips", 128, "--servers", 32)
 
@@ -137,6 +139,28 @@ def test_retrieval_can_be_what_a_profile_measured(cli, planned_index, tmp_path):
     empty = tmp_path / "bare"
     hx.build(clustered(300, seed=1), empty, nlist=8, metric="l2").close()
     assert cli("schedule", "case1", "--profile", empty, "--json").code == ExitCode.NO_PROFILE
+
+
+def test_whose_measurement_retrieval_is_is_said(cli, planned_index):
+    words = ("schedule", "case1", "--chips", 8, "--profile", planned_index)
+    said = cli(*words, "--json").json["retrieval"]
+    with hx.open(planned_index, verify="quick") as index, index.store() as store:
+        profile = store.load_profile(said["profile_id"])
+    assert said["plan_id"] is not None
+    assert said["cpu_model"] == profile.hardware.cpu_model
+    assert said["this_machine"]
+    assert f"retrieval as profile {profile.id} measured it on {profile.hardware.cpu_model}" in cli(*words).out
+    assert cli("schedule", "case1", "--chips", 8, "--json").json["retrieval"] is None
+
+
+def test_a_profile_of_another_machine_is_told(cli, tmp_path):
+    path = tmp_path / "idx"
+    profile = make_profile(noise=0.05)
+    elsewhere = replace(profile.hardware, fingerprint="elsewhere", cpu_model="Abacus 9")
+    with hx.build(clustered(300, seed=1), path, nlist=8, metric="l2") as built, built.store() as store:
+        store.save_profile(replace(profile, index_fingerprint=built.fingerprint, hardware=elsewhere))
+    told = cli("schedule", "case1", "--chips", 8, "--profile", path)
+    assert "measured it on Abacus 9, another machine than this one" in told.out
 
 
 def test_points_that_are_alike_are_one_row_and_none_is_left_out(cli):

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
+import hybridindex as hx
 from hybridindex.cli.console import ExitCode
+from hybridindex.index.compress import compress
 from hybridindex.store.control import ControlStore
+from tests.clustered import clustered
 from tests.partitioner.synthetic import make_profile
 
 FEW = ("--requests", 2000, "--budget", "64MiB", "--json")
 
 
+def built_with_profiles(path, *profiles, seed=1):
+    """An index whose control store holds these profiles as its own; its fingerprint."""
+    with hx.build(np.asarray(clustered(300, seed=seed)), path, nlist=8, metric="l2") as built, built.store() as store:
+        for profile in profiles:
+            store.save_profile(replace(profile, index_fingerprint=built.fingerprint))
+        return built.fingerprint
+
+
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    """What simulate reads of an index: its control store with a profile, and an LLM profile beside it."""
-    folder = tmp_path_factory.mktemp("profiled")
-    with ControlStore.open(folder / "control.sqlite") as store:
-        store.save_profile(make_profile(noise=0.05, device_per_byte_s=2e-11))
+    """A small index that says of itself that it was profiled, and an LLM profile beside it."""
+    folder = tmp_path_factory.mktemp("profiled") / "idx"
+    built_with_profiles(folder, make_profile(noise=0.05, device_per_byte_s=2e-11))
     llm = {"kv_cache_bytes": 4 << 30, "throughput_rps": 200, "input_tokens": 512, "output_tokens": 64, "ttft_s": 0.02}
     (folder / "llm.json").write_text(json.dumps(llm))
     return folder
@@ -219,6 +231,114 @@ def test_what_is_wrong_is_named(cli, index, words, named):
     told = cli("--profile", index, "--rate", 10, "--slo-ms", 50, "--policy", "cpu-only", *FEW, *words)
     assert told.code in (ExitCode.BAD_INPUT, ExitCode.NO_PROFILE)
     assert named in told.json["error"]["message"]
+
+
+QUICK = ("--rate", 50, "--slo-ms", 150, "--policy", "cpu-only", "--no-find-rate", *FEW)
+
+
+def test_the_profile_of_another_index_in_the_same_store_is_not_taken(cli, tmp_path):
+    shared = f"sqlite:///{tmp_path / 'shared.sqlite'}"
+    profile = make_profile(noise=0.05)
+    for name, seed in (("one", 1), ("two", 2), ("three", 3)):
+        fingerprint = built_with_profiles(tmp_path / name, seed=seed)
+        if name != "three":
+            with ControlStore.open(shared) as store:
+                store.save_profile(replace(profile, index_fingerprint=fingerprint))
+    for name, profile_id in (("one", 1), ("two", 2)):
+        told = cli("--profile", tmp_path / name, "--store", shared, *QUICK)
+        assert told.code == 0, told.err
+        assert told.json["profile_id"] == profile_id
+    missing = cli("--profile", tmp_path / "three", "--store", shared, *QUICK)
+    assert missing.code == ExitCode.NO_PROFILE
+    assert "no profile of its rows" in missing.json["error"]["message"]
+    # An id names its profile, of whatever index.
+    assert cli("--profile", 1, "--store", shared, *QUICK).json["profile_id"] == 1
+
+
+def test_a_profile_of_codes_is_taken_where_a_plan_would_take_it(cli, tmp_path):
+    path = tmp_path / "idx"
+    built_with_profiles(path, make_profile(noise=0.05))
+    with hx.open(path) as opened:
+        compress(opened.ivf, bits=1, queries=None)
+    with hx.open(path) as opened, opened.store() as store:
+        rows = store.load_profile(1)
+        store.save_profile(replace(rows, id=None, index_fingerprint=opened.ivf.rows.by_codes().fingerprint))
+        store.save_profile(replace(rows, id=None))
+    assert cli("--profile", path, *QUICK).json["profile_id"] == 2
+    # Nodes of a cluster scan rows.
+    words = (*QUICK[:4], "--no-find-rate", "--requests", 500, "--nodes", "1", "--json")
+    assert cli("--profile", path, *words).json["profile_id"] == 3
+
+
+def test_what_lookahead_may_use_is_said_and_a_window_without_an_arena_is_refused(cli, index):
+    words = ("--profile", index, *QUICK, "--window-ms", 20, "--transfer-bandwidth", "10GB")
+    refused = cli(*words)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "--arena is 0" in refused.json["error"]["message"]
+    told = cli(*words, "--arena", "8MiB", "--overlap", 0.7)
+    assert any("20 ms" in s and "0.7" in s and "8.0 MiB" in s for s in told.json["assumptions"]), told.json
+
+
+@pytest.mark.parametrize("more", [("--no-find-rate",), ("--drift", 1), ("--nodes", "2", "--no-find-rate")])
+def test_an_attainment_in_per_cent_is_refused_always(cli, index, more):
+    told = cli("--profile", index, "--rate", 50, "--slo-ms", 150, *FEW, "--attainment", 90, *more)
+    assert told.code == ExitCode.BAD_INPUT
+    assert "--attainment is 90" in told.json["error"]["message"]
+
+
+@pytest.mark.parametrize("more", [("--policy", "cpu-only"), ("--nodes", "1")])
+def test_as_many_requests_are_told_as_a_trace_has(cli, index, tmp_path, more):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("0\n1\n2\n4\n")
+    words = ("--profile", index, "--rate", 50, "--slo-ms", 150, "--no-find-rate", *FEW, "--arrivals", trace)
+    told = cli(*words, *more)
+    assert any(f"4 requests, {trace} arrivals" in sentence for sentence in told.json["assumptions"])
+
+
+def test_the_same_number_of_nodes_twice_is_one(cli, index):
+    words = ("--profile", index, "--rate", 50, "--slo-ms", 150, "--requests", 300, "--nodes", "2,1,2", "--json")
+    told = cli(*words)
+    assert [each["nodes"] for each in told.json["nodes"]] == [2, 1]
+
+
+def test_what_is_said_of_nodes_is_true_of_them(cli, tmp_path):
+    built_with_profiles(tmp_path / "idx", make_profile(noise=0.05))
+    words = (
+        "--profile",
+        tmp_path / "idx",
+        "--rate",
+        50,
+        "--slo-ms",
+        150,
+        "--requests",
+        300,
+        "--no-find-rate",
+        "--json",
+    )
+
+    def said(*more: object) -> str:
+        return next(s for s in cli(*words, *more).json["assumptions"] if "every node is like" in s)
+
+    without = said("--nodes", "1", "--devices", 2, "--budget", "64MiB")
+    assert "none of them on devices: the profile has no scans of a device" in without
+    assert "every node holds all lists" in without
+    assert "on 2 nodes" not in without
+    assert "each list is on 2 nodes, or on all where there are fewer" in said("--nodes", "1,4")
+    assert "each list is on 2 nodes;" in said("--nodes", "2,4")
+    assert "none of them on devices" in said("--nodes", "2")
+
+
+def test_a_dedicated_device_is_whole_where_it_is_named(cli, index):
+    words = (
+        "--profile", index, "--rate", 50, "--slo-ms", 150, "--llm", index / "llm.json", "--policy", "dedicated-gpu",
+        "--no-find-rate", "--requests", 500, "--json", "--index-scale", 200,
+    )  # fmt: skip
+    told = cli(*words, "--devices", "h100x2")
+    bytes_of = [cli(*words, *more).json["policies"][0]["index_bytes"] for more in (
+        ("--devices", 2, "--device-bandwidth", "3350GB"), ("--devices", "h100x2")
+    )]  # fmt: skip
+    assert bytes_of[0] <= 2 << 30 < bytes_of[1]
+    assert any("dedicated-gpu" in sentence and "80 GB" in sentence for sentence in told.json["assumptions"])
 
 
 def test_without_a_budget_nothing_says_what_an_index_may_take(cli, index):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridindex.profiler.checkpoint import Checkpoint
+from hybridindex.profiler.checkpoint import MAX_AGE_S, Checkpoint
 
 
 def test_finished_stages_come_back_for_the_same_key(tmp_path):
@@ -49,3 +49,44 @@ def test_without_a_path_or_with_an_unwritable_one_nothing_is_kept_and_nothing_br
     assert nowhere.get("recall") == (1, {})
     assert "no checkpoint" in caplog.text
     nowhere.remove()
+
+
+def test_stages_older_than_an_hour_are_measured_again(tmp_path, caplog):
+    path = tmp_path / "kept"
+    first = Checkpoint(path, "key", clock=lambda: 1000.0)
+    first.put("old", 1, {"of": np.arange(2)})
+    Checkpoint(path, "key", clock=lambda: 1500.0).put("new", 2)
+    later = Checkpoint(path, "key", clock=lambda: 1001.0 + MAX_AGE_S)
+    assert later.get("old") is None
+    assert later.get("new") == (2, {})
+    assert "old" in caplog.text
+    # A clock that was set back says nothing of the age.
+    assert Checkpoint(path, "key", clock=lambda: 900.0).get("new") is None
+    assert (
+        Checkpoint(path, "key", clock=lambda: 1000.0 + 1.5 * MAX_AGE_S, max_age_s=2 * MAX_AGE_S).get("old") is not None
+    )
+
+
+def test_what_was_resumed_is_told_with_its_time_and_load(tmp_path, caplog):
+    path = tmp_path / "kept"
+    first = Checkpoint(path, "key", clock=lambda: 1000.0, load=lambda: 9.5)
+    first.put("host", 1)
+    assert first.get("host") == (1, {})
+    assert first.resumed == {}
+    again = Checkpoint(path, "key", clock=lambda: 1060.0, load=lambda: 0.5)
+    assert again.resumed == {}
+    assert again.get("host") == (1, {})
+    assert again.resumed == {"host": {"measured_at": "1970-01-01T00:16:40+00:00", "load_average": 9.5}}
+    assert "host was measured at 1970-01-01T00:16:40+00:00" in caplog.text
+    again.put("host", 2)
+    assert again.resumed == {}
+
+
+def test_forgotten_stages_are_measured_again(tmp_path):
+    path = tmp_path / "kept"
+    Checkpoint(path, "key").put("access", 1, {"probes": np.arange(3)})
+    again = Checkpoint(path, "key")
+    again.forget()
+    assert again.get("access") is None
+    again.put("recall", 2)
+    assert Checkpoint(path, "key").get("access") is None

@@ -58,6 +58,11 @@ def test_too_few_queries_say_how_many_there_are_and_should_be():
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; expected a list of names"),
         ({"devices": None}, "devices is None; expected a list"),
         ({"devices": [0]}, r"devices are \(0,\); expected a list of names"),
+        ({"history_decay": float("nan")}, "history_decay is nan; expected 0 to 1"),
+        ({"history_decay": -0.1}, "history_decay is -0.1; expected 0 to 1"),
+        ({"history_decay": 1.5}, "history_decay is 1.5; expected 0 to 1"),
+        ({"device_budget_bytes": -5}, "device_budget_bytes is -5; expected 1 or more"),
+        ({"device_budget_bytes": 0}, "device_budget_bytes is 0; expected 1 or more"),
     ],
 )
 def test_wrong_arguments_are_named(changes, said):

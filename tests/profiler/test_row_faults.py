@@ -110,6 +110,8 @@ def test_an_interrupted_profile_goes_on_behind_them(index, queries, tmp_path, mo
         patch.setattr("hybridindex.profiler.run.time_row_faults", lambda *_args, **_options: pytest.fail("again"))
         again = profile_index(index.by_codes(), queries, ProfileRequest(**QUICK), checkpoint=kept)
     assert again.stages == first.stages
+    # How many queries the candidates were counted of is known of the first attempt alone.
+    assert again.notes["candidates"] == first.notes["candidates"]
 
 
 def test_routed_batches_are_timed_with_rows_on_disk_that_were_read_before(index, queries):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -183,6 +184,63 @@ def test_a_checkpoint_of_other_queries_is_not_used(index, queries, tmp_path):
     made = profiled(index, other, checkpoint=path, **QUICK)
     held = index.transform(other[split_halves(200, 0)[1]])
     np.testing.assert_array_equal(made.access.held_probes, index.quantize(held, index.nprobe)[0])
+
+
+def _interrupted(index, queries, path, **more):
+    def interrupt(name, done, total):
+        if name == "host" and (done, total) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profiled(index, queries, checkpoint=path, progress=interrupt, **{**QUICK, **more})
+
+
+def test_a_resumed_profile_says_when_and_at_what_load_its_stages_were_measured(
+    index, queries, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("hybridindex.profiler.checkpoint.load_average", lambda: 999.0)
+    path = tmp_path / "checkpoint"
+    _interrupted(index, queries, path)
+    monkeypatch.setattr("hybridindex.profiler.checkpoint.load_average", lambda: 0.0)
+    made = profiled(index, queries, checkpoint=path, **QUICK)
+    assert set(made.notes["resumed"]) == {"recall", "access", "host"}
+    assert made.notes["resumed"]["host"]["load_average"] == 999.0
+    assert any("host was measured at" in said and "999" in said for said in made.notes["warnings"])
+    assert "host was measured at" in caplog.text
+    fresh = profiled(index, queries, **QUICK)
+    assert fresh.notes["resumed"] == {}
+
+
+def test_stages_of_last_week_are_measured_again(index, queries, tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint"
+    _interrupted(index, queries, path)
+    now = time.time()
+    monkeypatch.setattr("hybridindex.profiler.checkpoint.time.time", lambda: now + 7 * 86_400)
+    assert profiled(index, queries, checkpoint=path, **QUICK).notes["resumed"] == {}
+
+
+@pytest.mark.parametrize("changed", ["policy", "version"])
+def test_a_checkpoint_of_another_wait_policy_or_version_is_not_used(index, queries, tmp_path, monkeypatch, changed):
+    path = tmp_path / "checkpoint"
+    _interrupted(index, queries, path)
+    if changed == "policy":
+        monkeypatch.setattr(run_module, "omp_wait_policy", lambda: "ACTIVE")
+    else:
+        here = run_module.hardware_info()
+        other = replace(here, versions={**here.versions, "hybridindex": "0.0.0"})
+        monkeypatch.setattr(run_module, "hardware_info", lambda: other)
+    assert profiled(index, queries, checkpoint=path, **QUICK).notes["resumed"] == {}
+
+
+def test_nothing_of_an_older_recall_is_used_after_a_new_one(index, queries, tmp_path, monkeypatch):
+    """Probes and times are those of the nprobe that recall chose."""
+    path = tmp_path / "checkpoint"
+    _interrupted(index, queries, path)
+    get = run_module.Checkpoint.get
+    monkeypatch.setattr(
+        run_module.Checkpoint, "get", lambda self, stage: None if stage == "recall" else get(self, stage)
+    )
+    assert profiled(index, queries, checkpoint=path, **QUICK).notes["resumed"] == {}
 
 
 @pytest.mark.parametrize(

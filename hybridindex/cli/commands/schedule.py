@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.plans.current import latest_plan_id
 from hybridindex.plans.precision import choose_view
 from hybridindex.plans.stored import load_plan
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.studies import hardware
 from hybridindex.studies.schedule import (
     Frontier,
@@ -59,8 +60,9 @@ class MachineChoice:
         Path | None,
         typer.Option(
             metavar="INDEX",
-            help="Retrieval as this index's newest profile measured it, with its latest plan's lists on devices; a "
-            "database of other bytes takes in proportion.",
+            help="Retrieval by this index's latest plan, as the plan's profile measured it, on whatever machine; "
+            "without a plan, on the host as the newest profile measured it. A database of other bytes takes in "
+            "proportion.",
         ),
     ] = None
     whole_servers: Annotated[
@@ -94,12 +96,13 @@ def register(app: typer.Typer) -> None:
         if max_tpot_ms is not None and not max_tpot_ms > 0:
             raise InvalidInputError(f"--max-tpot-ms is {max_tpot_ms}; expected above 0")
         pipeline = _schema_of(schema)
+        retrieval, source = (None, None) if machines.profile is None else _measured(machines.profile)
         resources = Resources(
             chip=hardware.chip(machines.chip),
             chips=machines.chips,
             server=hardware.server(machines.server),
             servers=machines.servers,
-            retrieval=None if machines.profile is None else _measured(machines.profile),
+            retrieval=retrieval,
             server_cost_chips=machines.charge_servers,
             whole_servers=machines.whole_servers,
             largest_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
@@ -116,8 +119,10 @@ def register(app: typer.Typer) -> None:
                     f"no schedule has its first token in {max_ttft_ms:g} ms; the nearest takes {nearest_ms:.3g}"
                 )
         point = explain if explain is not None else frontier.schedules.index(chosen) + 1
-        payload = _payload(frontier, point, misses)
+        payload = _payload(frontier, point, misses) | {"retrieval": source}
         tables = _tables(frontier, point, misses, resources)
+        if source is not None:
+            tables.append(_source_words(source))
         if baseline:
             other = llm_extension(pipeline, replace(resources, largest_tpot_s=None)).best_throughput
             payload["baseline"] = _row(other)
@@ -158,8 +163,9 @@ def register(app: typer.Typer) -> None:
         emit({"kind": found_in, **profile, "sources": sources}, as_json=json, table=table)
 
 
-def _measured(path: Path) -> MeasuredRetrieval:
-    """Of a server like this machine; the host alone where there is no plan.
+def _measured(path: Path) -> tuple[MeasuredRetrieval, dict[str, Any]]:
+    """Of a server like the profiled machine, and which profile, plan and machine it is of; the host alone where there
+    is no plan.
 
     Raises:
         ProfileError: there is no profile.
@@ -168,14 +174,30 @@ def _measured(path: Path) -> MeasuredRetrieval:
         view = choose_view(index.ivf, store, "latest")
         stored = latest_plan_id(store, view.fingerprint)
         found = None if stored is None else load_plan(view, str(stored), store)
-        profile = store.load_profile(index_fingerprint=view.fingerprint)
-        plan = index.plan(1e6, 0, profile, coverage=0.0, allow_other_hardware=True) if found is None else found[1]
+        if found is None:
+            newest = store.load_profile(index_fingerprint=view.fingerprint)
+            plan = index.plan(1e6, 0, newest, coverage=0.0, allow_other_hardware=True)
+        else:
+            plan = found[1]
+        profile = plan.analysis.profile
         latency = plan.analysis.latency
         batches = tuple(1 << b for b in range(11) if not latency.extrapolated(1 << b)) or (1, 2)
         if len(batches) == 1:
             batches = (*batches, 2 * batches[0])
         seconds = tuple(plan.predicted_latency_ms(batch) / 1e3 for batch in batches)
-        return MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=float(view.list_bytes.sum()))
+        source = {
+            "profile_id": profile.id,
+            "plan_id": None if found is None else found[0],
+            "cpu_model": profile.hardware.cpu_model,
+            "this_machine": profile.hardware.fingerprint == hardware_info().fingerprint,
+        }
+        return MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=float(view.list_bytes.sum())), source
+
+
+def _source_words(source: Mapping[str, Any]) -> str:
+    where = "" if source["this_machine"] else ", another machine than this one"
+    how = "no plan: the host alone" if source["plan_id"] is None else f"with the lists of plan {source['plan_id']}"
+    return f"retrieval as profile {source['profile_id']} measured it on {source['cpu_model']}{where}; {how}"
 
 
 def _schema_of(name: str) -> RAGSchema:

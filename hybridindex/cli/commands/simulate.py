@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.cli.commands.llm import chosen_llm
 from hybridindex.cli.console import CliProgress, ExitCode, emit, ms, out, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, StoreUrl, WhatIfOptions
 from hybridindex.cli.scale_out import Asked, ClusterOptions, show_scale_out
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.plans.precision import precision_of, view_to_plan
 from hybridindex.store.control import ControlStore
-from hybridindex.types import LLMProfile
+from hybridindex.types import LLMProfile, Profile
 
 if TYPE_CHECKING:
     from hybridindex.studies.hardware import Chip
@@ -170,18 +173,33 @@ class ProfileChoice:
     ]
     store: StoreUrl = None
 
-    def open(self) -> tuple[ControlStore, int | None]:
-        """The control store, and the profile's id where one is named."""
+    @contextmanager
+    def open(self, *, of_nodes: bool) -> Iterator[tuple[ControlStore, Profile]]:
+        """The control store, and the profile: the one that is named, or the newest of what a plan of the index would be
+        of; of rows where ``of_nodes``, which scan rows.
+
+        Raises:
+            ProfileError: there is none.
+        """
         profile, store = self.profile, self.store
         if profile.isdecimal():
             if store is None:
                 raise InvalidInputError(
                     f"--profile is the id {profile}; say with --store where it is, or give an index"
                 )
-            return ControlStore.open(store), int(profile)
+            with ControlStore.open(store) as control:
+                yield control, control.load_profile(int(profile))
+            return
         if store is None and not filesystem.is_file(Path(profile) / "control.sqlite"):
             raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
-        return ControlStore.open(store or Path(profile) / "control.sqlite"), None
+        with hx.open(Path(profile), verify="quick") as opened, opened.store(store) as control:
+            view = view_to_plan(opened.ivf, control, "rows" if of_nodes else "auto", any_hardware=True)
+            if not control.list_profiles(index_fingerprint=view.fingerprint):
+                raise ProfileError(
+                    f"--profile: {profile} has no profile of its {precision_of(view)} in control store {control.name}; "
+                    "run profile index for this index, or give the id of a profile and --store"
+                )
+            yield control, control.load_profile(index_fingerprint=view.fingerprint)
 
 
 def simulate(
@@ -212,20 +230,31 @@ def simulate(
     check_number("--slo-ms", load.slo_ms, above=0.0)
     check_number("--rate", load.rate, above=0.0)
     check_number("--window-ms", lookahead.window_ms, least=0.0)
+    if not 0 < load.attainment <= 1:
+        raise InvalidInputError(
+            f"--attainment is {load.attainment:g}; expected a fraction of the requests, above 0 and up to 1"
+        )
     if cluster.nodes is not None:
         _refuse_beside_nodes(server, lookahead, study)
     names = study.policies()
     n_devices, chip_name = _devices(server.devices)
     chip = None if chip_name is None else named_chip(chip_name)
-    control, profile_id = profile.open()
-    with control:
-        measured = control.load_profile(profile_id)
+    with profile.open(of_nodes=cluster.nodes is not None) as (control, measured):
         llm = None if server.llm is None else chosen_llm(server.llm, control, None)
     bandwidth, transfer = speeds.bytes_per_s(chip)
     if lookahead.window_ms > 0 and transfer is None:
         raise InvalidInputError(
             f"--window-ms is {lookahead.window_ms:g}; give --transfer-bandwidth for what it may copy"
         )
+    arena_bytes = parse_bytes(lookahead.arena)
+    if lookahead.window_ms > 0 and arena_bytes < 1:
+        raise InvalidInputError(
+            f"--arena is {lookahead.arena}, and --window-ms {lookahead.window_ms:g}: lookahead has no room for lists; "
+            "give --arena bytes above 0"
+        )
+    workload = load.workloads()
+    n_requests = len(workload(load.rate).arrivals)
+    load_words = f"{n_requests} requests, {load.arrivals} arrivals, one query each, seed {load.seed}"
     analysis, said = suppose(
         analyse(measured, seed=load.seed),
         WhatIf(
@@ -241,8 +270,8 @@ def simulate(
             rate=load.rate,
             slo_ms=load.slo_ms,
             attainment=load.attainment,
-            workloads=load.workloads(),
-            load_words=f"{load.requests} requests, {load.arrivals} arrivals, one query each, seed {load.seed}",
+            workloads=workload,
+            load_words=load_words,
             max_batch=server.max_batch,
             seed=load.seed,
             find_rate=study.find_rate,
@@ -250,12 +279,15 @@ def simulate(
         show_scale_out(analysis, (n_devices, budget_bytes), asked, cluster, said, as_json=json)
         return
     budget_bytes = server.budget_bytes(n_devices, llm, chip)
+    # Only beside an LLM is a budget a part of the device.
+    device_bytes = None if chip is None or llm is None else max(budget_bytes, int(chip.memory_bytes))
     inputs = Inputs(
         analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=n_devices),
         slo_s=load.slo_ms / 1e3,
         rate=load.rate,
         n_devices=n_devices,
         budget_bytes=budget_bytes,
+        device_bytes=device_bytes,
         llm=llm,
         kv_bytes_per_token=server.kv_bytes_per_token,
         replicas=server.replicas,
@@ -264,18 +296,22 @@ def simulate(
             window_s=lookahead.window_ms / 1e3,
             bytes_per_s=transfer or 0.0,
             overlap=lookahead.overlap,
-            arena_bytes=parse_bytes(lookahead.arena),
+            arena_bytes=arena_bytes,
         ),
         contention=server.contention,
         percentile=min(load.attainment * 100, 99.9),
         seed=load.seed,
     )
-    workload = load.workloads()
-    assumptions = [
-        *said,
-        f"assumed: contention {server.contention:g}; {load.requests} requests, {load.arrivals} arrivals, one query "
-        f"each, seed {load.seed}",
-    ]
+    assumptions = [*said, f"assumed: contention {server.contention:g}; {load_words}"]
+    if lookahead.window_ms > 0:
+        assumptions.append(
+            f"assumed: lookahead has {lookahead.window_ms:g} ms before a search and {readable_bytes(arena_bytes)} of "
+            f"arena over all devices; drafts name {lookahead.overlap:g} of the lists of their final query"
+        )
+    if device_bytes is not None and "dedicated-gpu" in names:
+        assumptions.append(
+            f"assumed: the device of dedicated-gpu holds no LLM, and an index may take {device_bytes / 1e9:g} GB of it"
+        )
     if llm is not None:
         assumptions.append(
             f"assumed: {server.kv_bytes_per_token:g} KV bytes per token, {server.replicas} equal engines; "

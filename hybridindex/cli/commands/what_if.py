@@ -23,7 +23,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
 from hybridindex.studies.hardware import model, names
 from hybridindex.studies.what_if import CurvePoint, Fleet, Forecast, LLMService, Setting, forecast, parse_fleet
-from hybridindex.types import LLMProfile, Profile
+from hybridindex.types import DEFAULT_HEADROOM, LLMProfile, Profile
 
 __all__ = ["MachineToSuppose", "forecast_cluster", "forecast_machine"]
 
@@ -91,6 +91,15 @@ def forecast_cluster(
     _check(goal)
     if goal.slo_stage not in {None, "search"}:
         raise InvalidInputError(f"--slo-stage is {goal.slo_stage!r}; expected search: --nodes knows searches alone")
+    for option, told in (
+        ("--headroom", goal.headroom != DEFAULT_HEADROOM),
+        ("--epsilon", goal.epsilon is not None),
+        ("--hit-rate-model", goal.hit_rate_model != "best"),
+    ):
+        if told:
+            raise InvalidInputError(
+                f"--nodes simulates searches of clusters and makes no plan of them: give no {option}"
+            )
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         setting, said = _setting(goal, machine, change, profile_to_plan(opened, control, goal, None), control)
     asked = Asked(

@@ -213,7 +213,8 @@ def explain(found: Sequence[NodesFound]) -> str:
     The rate of a node is the busy part of the busiest node, over the seconds that a query costs, over how uneven the
     work is. What changed most of the three is the reason.
     """
-    able = sorted((one for one in found if one.rate), key=lambda one: one.n_nodes)
+    # Each number of nodes once: rates are compared by the nodes between them.
+    able = sorted({one.n_nodes: one for one in found if one.rate}.values(), key=lambda one: one.n_nodes)
     if len(able) < 2:
         return "Where the next node stops paying is not known: give two numbers of nodes that serve within the SLO."
     first = able[0]

@@ -21,6 +21,8 @@ __all__ = ["MAX_REQUESTS", "Workload", "bursty", "check_number", "from_trace", "
 
 #: Memory grows with the requests.
 MAX_REQUESTS = 5_000_000
+#: Most periods of a bursty load, for the same reason.
+_MAX_PERIODS = 10_000_000
 #: Longest trace file and line that is read, in bytes and characters.
 _MAX_TRACE_BYTES = 1 << 30
 _MAX_LINE = 1 << 16
@@ -94,6 +96,12 @@ def bursty(rate: float, n: int, *, burstiness: float, period_s: float, seed: int
     if burstiness == 1.0:
         return Workload(arrivals=busy)
     mean_on = period_s / burstiness
+    least_s = float(busy[-1]) * burstiness / _MAX_PERIODS
+    if period_s < least_s:
+        raise InvalidInputError(
+            f"period_s is {period_s:g}: {n} requests at {rate:g} per second take more than {_MAX_PERIODS:,} periods; "
+            f"give {least_s:.3g} or more"
+        )
     n_periods = int(busy[-1] / mean_on * 1.5) + 20
     on = rng.exponential(mean_on, n_periods)
     while on.sum() < busy[-1]:
@@ -109,7 +117,8 @@ def from_trace(path: Path, *, limit: int = MAX_REQUESTS) -> Workload:
     ``t`` in seconds and optionally ``input_tokens`` and ``output_tokens`` (RAGPulse's fields).
 
     Raises:
-        InvalidInputError: the file cannot be read or is too large, or a line (it is named) has no time.
+        InvalidInputError: the file cannot be read or is too large, or a line (it is named) has no time, or no
+            lengths where others have some.
     """
     _check_count(limit)
     rows: list[tuple[float, int, int]] = []
@@ -124,14 +133,27 @@ def from_trace(path: Path, *, limit: int = MAX_REQUESTS) -> Workload:
         raise InvalidInputError(f"trace {path} cannot be read: {error}") from error
     if not rows:
         raise InvalidInputError(f"trace {path} holds no request")
+    _refuse_mixed(path, rows)
     rows.sort()
     times, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
-    known = bool((inputs > 0).all() and (outputs > 0).all())
+    known = bool(inputs[0])
     return Workload(
         arrivals=times.astype(np.float64) - float(times[0]),
         input_tokens=inputs.astype(np.int64) if known else None,
         output_tokens=outputs.astype(np.int64) if known else None,
     )
+
+
+def _refuse_mixed(path: Path, rows: list[tuple[float, int, int]]) -> None:
+    """All requests have both lengths, or none has one."""
+    told = [i for i, (_, n_in, n_out) in enumerate(rows) if n_in > 0 or n_out > 0]
+    short = [i for i, (_, n_in, n_out) in enumerate(rows) if n_in < 1 or n_out < 1]
+    if told and short:
+        _, n_in, n_out = rows[short[0]]
+        raise InvalidInputError(
+            f"trace {path}, request {short[0] + 1}: input_tokens and output_tokens are {n_in} and {n_out}, and request "
+            f"{told[0] + 1} tells its lengths; expected both above 0 for each request, or for none"
+        )
 
 
 def _row(line: str, where: str) -> tuple[float, int, int]:

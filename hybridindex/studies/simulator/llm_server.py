@@ -125,24 +125,31 @@ def fit_llm(
 
 
 def generate(
-    ready: F64, server: LLMServer, *, inputs: I64 | None = None, outputs: I64 | None = None, slower: F64 | None = None
+    ready: F64,
+    server: LLMServer,
+    *,
+    inputs: I64 | None = None,
+    outputs: I64 | None = None,
+    slower: F64 | None = None,
+    slower_s: float = 1.0,
 ) -> Generated:
     """Serves requests that become ready at ``ready`` (n,), in any order.
 
     Args:
         inputs, outputs: (n,) tokens; by default the server's own.
-        slower: factors >= 1 on the LLM's times, one per second of virtual time; the last one continues.
+        slower: factors >= 1 on the LLM's times, one for each ``slower_s`` seconds of virtual time; the last one
+            continues.
     """
     n = len(ready)
     order = np.argsort(ready, kind="stable")
     first, done = np.full(n, np.nan), np.full(n, np.nan)
     prompt = np.full(n, server.input_tokens) if inputs is None else inputs
     answer = np.full(n, server.output_tokens) if outputs is None else outputs
-    factors = [1.0] if slower is None or not len(slower) else slower.tolist()
+    factors = np.ones(1) if slower is None or not len(slower) else slower
     kv_seconds = span = peak = 0.0
     for replica in range(server.replicas):
         mine = order[replica :: server.replicas]
-        run = _Engine(server, factors)
+        run = _Engine(server, factors, slower_s)
         run.serve(ready[mine].tolist(), prompt[mine].tolist(), answer[mine].tolist())
         first[mine], done[mine] = run.first, run.done
         kv_seconds, span, peak = kv_seconds + run.kv_seconds, span + run.now, max(peak, run.peak)
@@ -157,9 +164,9 @@ def generate(
 class _Engine:
     """One replica's run."""
 
-    def __init__(self, server: LLMServer, factors: list[float]) -> None:
+    def __init__(self, server: LLMServer, factors: F64, factor_s: float) -> None:
         self._server = server
-        self._factors = factors
+        self._factors, self._factor_s = factors, factor_s
         self.now = 0.0
         self.kv_seconds = 0.0
         self.peak = 0
@@ -167,8 +174,12 @@ class _Engine:
         self.first: list[float] = []
         self.done: list[float] = []
 
+    def _factor(self) -> float:
+        """On times that begin now."""
+        return float(self._factors[min(int(self.now / self._factor_s), len(self._factors) - 1)])
+
     def _pass(self, seconds: float) -> None:
-        factor = self._factors[min(int(self.now), len(self._factors) - 1)]
+        factor = self._factor()
         self.now += seconds * factor
         self.kv_seconds += self._held * seconds * factor
 
@@ -213,7 +224,7 @@ class _Engine:
         server = self._server
         step = server.step_s + len(active) * server.step_per_sequence_s
         count = active[0][0] - steps
-        factor = self._factors[min(int(self.now), len(self._factors) - 1)]
+        factor = self._factor()
         if self.now < comes < self.now + count * step * factor and len(active) < server.max_sequences:
             count = min(count, max(1, math.ceil((comes - self.now) / (step * factor))))
         self._pass(count * step)

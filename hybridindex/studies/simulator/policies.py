@@ -54,6 +54,8 @@ class Inputs:
     #: Devices, and bytes of each that an index may take (scratch included).
     n_devices: int = 1
     budget_bytes: int = 0
+    #: Bytes of a device without the LLM that an index may take; None: no more than ``budget_bytes``.
+    device_bytes: int | None = None
     llm: LLMProfile | None = None
     kv_bytes_per_token: float = 131_072.0
     replicas: int = 1
@@ -71,6 +73,8 @@ class Inputs:
         check_number("rate", self.rate, above=0.0)
         check_number("contention", self.contention, least=0.0)
         check_number("budget_bytes", self.budget_bytes, least=0.0)
+        if self.device_bytes is not None:
+            check_number("device_bytes", self.device_bytes, least=0.0)
         check_number("kv_bytes_per_token", self.kv_bytes_per_token, above=0.0)
         if not 1 <= self.n_devices <= 64:
             raise InvalidInputError(f"n_devices is {self.n_devices}; give 1 to 64")
@@ -123,6 +127,10 @@ class _Builder:
         self.policy, self.inputs = policy, inputs
         self.curve = inputs.analysis.curve
         self.pool: QueryPool = query_pool(self.curve, inputs.analysis.profile.dim)
+        #: Of each device that holds lists.
+        self.budget_bytes = inputs.budget_bytes
+        if policy == "dedicated-gpu" and inputs.device_bytes is not None:
+            self.budget_bytes = inputs.device_bytes
 
     def none(self) -> I16:
         return np.full(self.curve.nlist, -1, dtype=np.int16)
@@ -132,11 +140,11 @@ class _Builder:
 
     @property
     def scratch(self) -> int:
-        return scratch_for_budget(self.inputs.budget_bytes)
+        return scratch_for_budget(self.budget_bytes)
 
     def capacity_pages(self) -> int:
         """Pages of one device."""
-        return max(0, self.inputs.budget_bytes - self.scratch) // self.curve.geometry.page_bytes
+        return max(0, self.budget_bytes - self.scratch) // self.curve.geometry.page_bytes
 
     def hottest(self, count: int, n_devices: int) -> I16 | None:
         """Places the first ``count`` lists of the hot order as a plan does; None where they do not fit."""

@@ -21,6 +21,10 @@ from hybridindex.types import F64
 __all__ = ["System", "simulate"]
 
 
+#: Spans of virtual time for which contention is kept: of a second each, or longer where it takes more of them.
+_MAX_SPANS = 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class System:
     """A server that can be simulated."""
@@ -53,9 +57,17 @@ def simulate(
     ttft_s, finished = search_s, found.done_s
     tpot = kv_mean = kv_peak = None
     if system.llm is not None:
-        slower = 1.0 + system.contention * _scanning(found, system.n_devices) if system.contention else None
+        slower, slower_s = None, 1.0
+        if system.contention:
+            scanning, slower_s = _scanning(found, system.n_devices)
+            slower = 1.0 + system.contention * scanning
         told = generate(
-            found.done_s, system.llm, inputs=workload.input_tokens, outputs=workload.output_tokens, slower=slower
+            found.done_s,
+            system.llm,
+            inputs=workload.input_tokens,
+            outputs=workload.output_tokens,
+            slower=slower,
+            slower_s=slower_s,
         )
         ttft_s, finished = told.first_token_s - arrivals, told.done_s
         answer = workload.output_tokens if workload.output_tokens is not None else system.llm.output_tokens
@@ -87,9 +99,12 @@ def simulate(
     )
 
 
-def _scanning(found: Retrieved, n_devices: int) -> F64:
-    """(seconds,) float64 part of each second in which a device scans, averaged over all devices."""
-    seconds = np.zeros(int(found.done_s.max()) + 1)
-    # A scan counts in the second in which it begins: scans are much shorter than a second.
-    np.add.at(seconds, found.device_busy[:, 1].astype(np.int64), found.device_busy[:, 2] - found.device_busy[:, 1])
-    return np.minimum(seconds / n_devices, 1.0)
+def _scanning(found: Retrieved, n_devices: int) -> tuple[F64, float]:
+    """(n,) float64 part of each span in which a device scans, averaged over all devices; and the seconds of a span."""
+    last = float(found.done_s.max())
+    span_s = max(1.0, last / _MAX_SPANS)
+    seconds = np.zeros(int(last / span_s) + 1)
+    # A scan counts in the span in which it begins: scans are much shorter than a second.
+    begins = (found.device_busy[:, 1] / span_s).astype(np.int64)
+    np.add.at(seconds, begins, found.device_busy[:, 2] - found.device_busy[:, 1])
+    return np.minimum(seconds / (n_devices * span_s), 1.0), span_s

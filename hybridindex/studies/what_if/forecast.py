@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.errors import InvalidInputError
 from hybridindex.studies.what_if.designs import Design, designs_of
 from hybridindex.studies.what_if.residents import (
     CurvePoint,
@@ -29,6 +30,8 @@ __all__ = ["Forecast", "Nearest", "forecast"]
 VARIATION = 0.1
 #: Rates that differ by less count as equal; then fewer bytes decide.
 _TIE = 0.01
+#: Of the split, in the order in which they are shown.
+_OUTCOMES = ("compliant_qps", "device_bytes", "ttft_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +169,17 @@ def _sensitivity(setting: Setting, residents: Resident) -> dict[str, dict[str, f
     kept = (least_split(residents) or best_split(residents)).device_bytes
     found = {}
     for name in INPUTS:
-        down, up = (_outcomes(setting.varied(name, 1.0 + by), kept) for by in (-VARIATION, VARIATION))
+        down, up = (_varied_outcomes(setting, name, 1.0 + by, kept) for by in (-VARIATION, VARIATION))
         found[name] = {key: _elasticity(down[key], up[key]) for key in up}
     return found
+
+
+def _varied_outcomes(setting: Setting, name: str, factor: float, kept: int) -> dict[str, float | None]:
+    """None where the varied setting is not possible, as a machine is that no longer holds the LLM."""
+    try:
+        return _outcomes(setting.varied(name, factor), kept)
+    except InvalidInputError:
+        return dict.fromkeys(_OUTCOMES)
 
 
 def _outcomes(setting: Setting, kept: int) -> dict[str, float | None]:
@@ -178,11 +189,12 @@ def _outcomes(setting: Setting, kept: int) -> dict[str, float | None]:
     pages = max(kept - problem.scratch_bytes, 0) // problem.curve.geometry.page_bytes
     count = int(np.searchsorted(problem.curve.prefix_pages, pages, side="right")) - 1
     least = least_split(residents)
-    return {
-        "compliant_qps": best_split(residents).compliant_qps,
-        "device_bytes": None if least is None else float(least.device_bytes),
-        "ttft_ms": residents.point(min(count, residents.most)).ttft_ms,
-    }
+    values = (
+        best_split(residents).compliant_qps,
+        None if least is None else float(least.device_bytes),
+        residents.point(min(count, residents.most)).ttft_ms,
+    )
+    return dict(zip(_OUTCOMES, values, strict=True))
 
 
 def _elasticity(down: float | None, up: float | None) -> float | None:

@@ -121,6 +121,9 @@ def test_clusters_of_other_machines_are_simulated(cli, index, monkeypatch):
         ((*CLUSTER, "--nodes", "2;3"), "expected numbers of nodes such as 1,4,16"),
         ((*CLUSTER, "--nodes", "65"), "nodes is 65; give numbers from 1 to 64"),
         ((*CLUSTER, "--nodes", "2", "--slo-stage", "ttft"), "expected search"),
+        ((*CLUSTER, "--nodes", "2", "--headroom", 0.3), "give no --headroom"),
+        ((*CLUSTER, "--nodes", "2", "--epsilon", 0.5), "give no --epsilon"),
+        ((*CLUSTER, "--nodes", "2", "--hit-rate-model", "beta"), "give no --hit-rate-model"),
     ],
 )
 def test_wrong_questions_about_clusters_are_named(cli, index, options, words):

@@ -15,7 +15,7 @@ from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.profiler.llm.measure import LLMRequest, merge_points, profile_llm_server
 from hybridindex.types import LLMMeasurement
-from tests.llm_double import Handler, LLMDouble
+from tests.llm_double import METRICS, Handler, LLMDouble
 
 REQUEST = LLMRequest(
     input_tokens=30,
@@ -63,6 +63,63 @@ def test_prompts_are_never_alike_and_the_key_is_sent() -> None:
         profile_llm_server(double.url, replace(REQUEST, steps={}, prompt_lengths=()))
         prompts = [asked["prompt"] for asked in double.completions[2:]]
     assert len(set(prompts)) == len(prompts) >= 4
+
+
+def test_no_prompt_of_another_run_comes_again() -> None:
+    """A server's prefix cache would know it."""
+    asked = replace(REQUEST, max_concurrency=1, steps={}, prompt_lengths=(8,))
+    with LLMDouble() as double:
+        firsts = []
+        for _ in range(2):
+            double.completions.clear()
+            profile_llm_server(double.url, asked)
+            firsts.append({str(sent["prompt"]).split()[0] for sent in double.completions})
+            assert len(firsts[-1]) == len({str(sent["prompt"]) for sent in double.completions})
+        assert not firsts[0] & firsts[1]
+        told = []
+        for _ in range(2):
+            double.completions.clear()
+            profile_llm_server(double.url, asked, nonce="a")
+            told.append([sent["prompt"] for sent in double.completions][:3])
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("changed", ["seed", "max_seconds", "n_devices", "block_size", "max_model_len"])
+def test_levels_of_another_server_or_of_other_settings_are_not_resumed(tmp_path, changed) -> None:
+    path = tmp_path / "llm.checkpoint"
+    request = replace(REQUEST, max_concurrency=1, steps={}, prompt_lengths=(8,), kv_cache_bytes=1 << 20)
+    with LLMDouble() as double:
+        good = double.routes["/v1/completions"]
+
+        def fails_at_the_prompts(handler: Handler, body: bytes) -> None:
+            if json.loads(body)["max_tokens"] == 1 and json.loads(body).get("stream"):
+                handler.answer(b"{}", 500)
+            else:
+                good(handler, body)
+
+        def interrupted() -> None:
+            double.routes["/v1/completions"] = fails_at_the_prompts
+            with pytest.raises(LLMServerError, match="status 500"):
+                profile_llm_server(double.url, request, checkpoint=path)
+            double.routes["/v1/completions"] = good
+
+        interrupted()
+        same = profile_llm_server(double.url, request, checkpoint=path)
+        assert set(same.notes["resumed"]) == {"level 1"}
+        interrupted()
+        other = request
+        if changed == "n_devices":
+            other = replace(request, n_devices=2, kv_cache_bytes=1 << 19)
+        elif changed == "block_size":
+            said = METRICS.replace('block_size="128"', 'block_size="16"').encode()
+            double.routes["/metrics"] = lambda handler, _: handler.answer(said, kind="text/plain")
+        elif changed == "max_model_len":
+            models = b'{"object": "list", "data": [{"id": "tiny", "max_model_len": 4096}]}'
+            double.routes["/v1/models"] = lambda handler, _: handler.answer(models)
+        else:
+            other = replace(request, **{changed: 7})
+        measured = profile_llm_server(double.url, other, checkpoint=path)
+    assert "resumed" not in measured.notes
 
 
 def test_more_tokens_than_the_model_takes_are_refused_before_any_load() -> None:

@@ -164,6 +164,19 @@ def test_without_a_replica_it_is_an_error_or_says_its_share(index, whole):
             np.testing.assert_array_equal(own, full[~np.isin(full, lost)][:K])
 
 
+def test_what_nobody_compares_after_all_is_an_error_or_says_its_share(index, whole):
+    with codes(index.path, spread(2, 1)) as nodes:
+        first = nodes[0]
+        queries = clustered(6)
+        nodes[1].fails = True  # it is up, and answers nothing of use
+        with pytest.raises(IncompleteAnswerError, match="expected all of it, or allow_partial"):
+            first.router.search(queries, K, NLIST, candidates=2000)
+        found = first.router.search(queries, K, NLIST, candidates=2000, allow_partial=0.01)
+        assert 0 < found.coverage.min() < found.coverage.max() < 1
+        nodes[1].fails = False
+        same(first.router.search(queries, K, NLIST, candidates=2000), whole(queries, K, NLIST, candidates=2000))
+
+
 def test_each_request_gives_up_at_its_own_deadline(index, whole):
     with codes(index.path, spread(2, 1)) as nodes, ThreadPoolExecutor(4) as pool:
         first, second = nodes

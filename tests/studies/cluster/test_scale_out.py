@@ -72,6 +72,11 @@ def test_it_is_what_happens_step_by_step(analysis, n_nodes, rate, most):
     assert 1 < found.batches.max() <= most
 
 
+def test_the_same_number_of_nodes_twice_divides_by_nothing(analysis):
+    found = scale_out(given(analysis, 1.0), (1, 2), lambda rate: poisson(rate, 300, seed=1))
+    assert explain([*found, found[1]]) == explain(found)
+
+
 @pytest.mark.parametrize("part", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_one_node_is_the_machine(analysis, part, load):

@@ -67,3 +67,24 @@ def test_bad_files_and_numbers_are_named(tmp_path):
         bursty(1.0, 10, burstiness=0.5, period_s=1.0, seed=0)
     with pytest.raises(InvalidInputError, match="requests is 0"):
         poisson(1.0, 0, seed=0)
+
+
+def test_bursts_too_short_for_memory_are_refused():
+    with pytest.raises(
+        InvalidInputError, match=r"period_s is 1e-12: 1000 requests at 10 per second take more than 10,000,000 periods"
+    ):
+        bursty(10.0, 1000, burstiness=2.0, period_s=1e-12, seed=0)
+    with pytest.raises(InvalidInputError, match=r"period_s is 4\.94066e-324"):
+        bursty(10.0, 1000, burstiness=2.0, period_s=5e-324, seed=0)
+
+
+@pytest.mark.parametrize(
+    "line", ["2", '{"t": 2}', '{"t": 2, "input_tokens": 5}', '{"t": 2, "input_tokens": 5, "output_tokens": 0}']
+)
+def test_a_trace_that_tells_lengths_of_some_requests_only_is_refused(tmp_path, line):
+    file = tmp_path / "trace.jsonl"
+    whole = '{"t": 1, "input_tokens": 30, "output_tokens": 3}'
+    for lines, which in ((f"{whole}\n{line}\n", 2), (f"{line}\n{whole}\n", 1)):
+        file.write_text(lines)
+        with pytest.raises(InvalidInputError, match=f"request {which}: .*input_tokens and output_tokens"):
+            from_trace(file)

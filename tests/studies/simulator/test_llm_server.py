@@ -76,3 +76,11 @@ def test_wrong_numbers_are_named(wrong, named):
     given = {"profile": LLM, "index_bytes": 0, "kv_bytes_per_token": PER_TOKEN} | wrong
     with pytest.raises(InvalidInputError, match=named):
         fit_llm(given.pop("profile"), **given)
+
+
+def test_factors_may_stand_for_more_than_a_second():
+    server = fit_llm(LLM, index_bytes=0, kv_bytes_per_token=PER_TOKEN)
+    ready = np.linspace(0, 19, 500)
+    by_second = np.repeat([1.0, 3.0], 10)
+    expected = generate(ready, server, slower=by_second).done_s
+    np.testing.assert_allclose(generate(ready, server, slower=by_second[::10], slower_s=10.0).done_s, expected)

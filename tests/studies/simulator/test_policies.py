@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +64,30 @@ def test_resources_that_do_not_allow_a_policy_are_told(inputs):
     assert "2 devices hold" in refused.reason
     assert isinstance(build_system("dedicated-gpu", replace(inputs, n_devices=1)), Unservable)
     assert isinstance(build_system("hedrarag", replace(inputs, llm=None)), Unservable)
+
+
+def test_a_dedicated_device_has_the_bytes_that_the_llm_would_have(inputs):
+    small = replace(inputs, budget_bytes=8 << 20)
+    lists = {}
+    for device_bytes in (None, 64 << 20):
+        system = system_of("dedicated-gpu", replace(small, device_bytes=device_bytes))
+        lists[device_bytes] = int(system.table.devices[0].lists.sum())
+    assert lists[64 << 20] > lists[None]
+    # Others share their devices with the LLM.
+    assert isinstance(build_system("all-gpu", replace(small, device_bytes=64 << 20)), Unservable)
+    with pytest.raises(InvalidInputError, match="device_bytes is -1"):
+        replace(small, device_bytes=-1)
+
+
+@pytest.mark.timeout(120)
+def test_contention_over_years_of_virtual_time_takes_little_memory(inputs):
+    rare = replace(inputs, contention=0.5)
+    tracemalloc.start()
+    outcome = simulate(system_of("all-gpu", rare), poisson(1e-5, 300, seed=1), slo_s=0.1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert outcome.attainment > 0.9
+    assert peak < 100 << 20
 
 
 def test_an_unknown_policy_is_named(inputs):

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.what_if import INPUTS, forecast
+from hybridindex.studies.hardware import model
+from hybridindex.studies.what_if import INPUTS, LLMService, Setting, forecast, parse_fleet
 from hybridindex.studies.what_if.residents import least_split, split_residents
 
 
@@ -33,6 +34,27 @@ def test_the_design_with_the_highest_rate_is_chosen_and_the_others_explained(fou
     assert f"the rate asked for takes {asked.device_bytes / 1e9:.3g} GB" in found.why
     assert found.feasible
     assert json.loads(json.dumps(found.to_data()))["chosen"] == "split"
+
+
+def test_a_machine_that_barely_holds_the_llm_has_dashes_where_less_would_not(analysis):
+    service = LLMService(model=model("llama3-70b"), fleet=parse_fleet("h100x2"), input_tokens=17182)
+    whole = int(service.fleet.usable_bytes)
+    found = forecast(
+        Setting(
+            analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=2),
+            rate_qps=0.01,
+            slo_ms=60_000.0,
+            n_devices=2,
+            budget_bytes=min(whole, service.profile().kv_cache_bytes // 2),
+            device_bytes=whole,
+            llm=service.profile(),
+            service=service,
+            llm_devices=service.chips_per_engine,
+            slo_stage="ttft",
+        )
+    )
+    assert found.sensitivity["kv_memory"] == {"compliant_qps": None, "device_bytes": None, "ttft_ms": None}
+    assert set(found.sensitivity) == set(INPUTS)
 
 
 def test_a_dedicated_gpu_is_chosen_where_the_cache_is_scarce_and_the_engines_many(setting):
