@@ -1,9 +1,10 @@
 """Runs the benchmarks that the documents quote, each in its own process, and writes one page of what they print.
 
-    python -m benchmarks.all --output build/bench              # hours; what is there already is kept: it can be resumed
-    python -m benchmarks.all --output build/quick --quick      # ten minutes at most: whether they run; not for numbers
+    python -m benchmarks.all --output build/bench                # hours; it can be resumed
+    python -m benchmarks.all --output build/bench-quick --quick  # ten minutes at most: whether they run; no numbers
     python -m benchmarks.all --output build/bench --only recall_qps --again
 
+A result that is there already is kept if the same command made it.
 Benchmarks of devices are python -m benchmarks.device.NAME, on a machine that has some.
 """
 
@@ -73,7 +74,7 @@ RUNS = (
     _run("host.latency", "--repeats 1 --profile-seconds 3"),
     _run("host.plan_calibration", None),
     _run("host.plan_consistency", None),
-    _run("host.exactness", "--seconds 5"),
+    _run("host.exactness", "--seconds 5", options="--seconds 60"),
     _run("host.schedulers", "--times"),
     _run("rag.lookahead_replay", None),
     _run("rag", needs="an LLM's server: docs/rag.md"),
@@ -96,6 +97,12 @@ RUNS = (
     _run("service.cluster", "--quick --parts fan_out", options="--parts answers,hang,kill,fan_out"),
     _run("service.cluster", "--quick --parts changes", name="cluster_changes", options="--parts changes"),
     _run("service.cluster", None, name="cluster_generations", options="--parts generations"),
+    _run(
+        "service.cluster",
+        None,
+        name="cluster_codes",
+        options="--parts answers,rate --code-bits 1 --dim 256 --mib 384 --nprobe 64",
+    ),
     _run("service.cluster", None, name="cluster_rate", options="--parts routing,rate,forecast"),
     _run(
         "service.cluster", None, name="cluster_rate_four", options="--parts routing,rate,forecast --most-nodes 4"
@@ -121,6 +128,7 @@ class _Done:
     problem: str
     #: Why it did nothing here.
     left: str
+    #: That the result took, also where it was kept.
     seconds: float
     result: dict[str, Any]
 
@@ -131,13 +139,15 @@ def run_all(runs: Sequence[Run], output: Path, *, quick: bool, again: bool) -> i
     ends_s = time.monotonic() + _QUICK_S
     done: list[_Done] = []
     for number, run in enumerate(runs, 1):
-        file, said = output / f"{run.name}.json", output / f"{run.name}.txt"
+        file, said, made = (output / f"{run.name}.{ending}" for ending in ("json", "txt", "run"))
         command = f"python -m benchmarks.{run.module} {(run.quick or '') if quick else run.options}".rstrip()
         print(f"[{number}/{len(runs)}] {command}", flush=True)
         began, problem, left = time.monotonic(), "", ""
-        if not again and file.exists() and said.exists():
-            text = said.read_text()
-            print("  is there already; --again runs it anew", flush=True)
+        kept_s = None if again or not (file.exists() and said.exists()) else _seconds_of(made, command)
+        seconds = 0.0
+        if kept_s is not None:
+            text, seconds = said.read_text(), kept_s
+            print(f"  is there already, made in {seconds:.0f} s; --again runs it anew", flush=True)
         elif run.needs:
             text, left = "", f"needs {run.needs}"
         elif quick and run.quick is None:
@@ -145,22 +155,32 @@ def run_all(runs: Sequence[Run], output: Path, *, quick: bool, again: bool) -> i
         elif quick and began > ends_s:
             text, problem = "", "not run: the ten minutes were over"
         else:
+            made.unlink(missing_ok=True)
             words = [sys.executable, "-m", f"benchmarks.{run.module}", "--json", str(file), *command.split()[3:]]
             text, problem = _output_of(words, min(_QUICK_EACH_S, ends_s - began) if quick else None)
+            seconds = time.monotonic() - began
             said.write_text(text)
             if problem:
                 file.unlink(missing_ok=True)
-        result = json.loads(file.read_text()) if file.exists() else {}
+            else:
+                made.write_text(json.dumps({"command": command, "seconds": seconds}) + "\n")
+        result = json.loads(file.read_text()) if file.exists() and not (problem or left) else {}
         done.append(
-            _Done(
-                run=run, command=command, text=text, problem=problem, left=left, seconds=time.monotonic() - began,
-                result=result,
-            )
-        )  # fmt: skip
+            _Done(run=run, command=command, text=text, problem=problem, left=left, seconds=seconds, result=result)
+        )
         if problem or left:
             print(f"  {problem or left}", flush=True)
         (output / _PAGE).write_text(_page(done, len(runs), quick=quick), encoding="utf-8")
     return sum(bool(each.problem) for each in done)
+
+
+def _seconds_of(made: Path, command: str) -> float | None:
+    """What a kept result took; None: another command made it, or nobody knows which."""
+    try:
+        found = json.loads(made.read_text())
+        return float(found["seconds"]) if found["command"] == command else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _output_of(words: list[str], limit_s: float | None) -> tuple[str, str]:
@@ -222,7 +242,7 @@ def _words(value: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("build/bench"), metavar="DIR")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: build/bench; quick: build/bench-quick")
     parser.add_argument("--quick", action="store_true", help="whether they run, in ten minutes; no numbers to keep")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS], help="of these results"
@@ -230,8 +250,9 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also where the result is there already")
     args = parser.parse_args()
     runs = [run for run in RUNS if args.only is None or run.name in args.only]
-    failed = run_all(runs, args.output, quick=args.quick, again=args.again)
-    print(f"{args.output / _PAGE}: {len(runs)} benchmarks, {failed} failed")
+    output = args.output or Path("build/bench-quick" if args.quick else "build/bench")
+    failed = run_all(runs, output, quick=args.quick, again=args.again)
+    print(f"{output / _PAGE}: {len(runs)} benchmarks, {failed} failed")
     if failed:
         raise SystemExit(1)
 

@@ -62,6 +62,7 @@ class _Searching:
         if self._router is not None:
             self._router.close()
             self._index.close()
+        self._router = self._index = None
 
     def __str__(self) -> str:
         return f"hybridindex({self._codec}, nlist={self._nlist}, nprobe={self._nprobe})"
@@ -125,6 +126,15 @@ class Streaming(_Searching, BaseStreamingANN):
     """The first rows that come make the lists; what comes and goes later is a change of the index."""
 
     def setup(self, dtype: str, max_pts: int, ndims: int) -> None:
+        self._begin()
+
+    def set_query_arguments(self, query_args: dict[str, Any]) -> None:
+        """The framework sets up once, and plays the whole runbook for each group of arguments."""
+        self._begin()
+        super().set_query_arguments(query_args)
+
+    def _begin(self) -> None:
+        self.done()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def insert(self, X: Any, ids: Any) -> None:

@@ -81,16 +81,21 @@ class HybridIndexBackend(BenchmarkBackend):
     def build(
         self, dataset: Dataset, indexes: list[IndexConfig], force: bool = False, dry_run: bool = False
     ) -> BuildResult:
-        """One that is there is kept, unless ``force``."""
+        """One that is there is kept, unless ``force``, with the seconds that it took; one without them is not."""
         (config,) = indexes
+        took = Path(f"{config.file}.seconds")
         seconds = 0.0
-        if not dry_run and (force or not Path(config.file).is_dir()):
+        if not dry_run and not force and Path(config.file).is_dir() and took.exists():
+            seconds = float(took.read_text())
+        elif not dry_run:
+            took.unlink(missing_ok=True)
             rows = _rows(dataset.training_vectors, dataset.distance_metric)
             began = time.perf_counter()
             metric = _METRICS[dataset.distance_metric]
             Path(config.file).parent.mkdir(parents=True, exist_ok=True)
             hx.build(rows, config.file, metric=metric, replace=True, **config.build_param).close()
             seconds = time.perf_counter() - began
+            took.write_text(f"{seconds!r}\n")
         nbytes = sum(file.stat().st_size for file in Path(config.file).rglob("*") if file.is_file())
         return BuildResult(config.file, seconds, nbytes, _NAME, config.build_param)
 

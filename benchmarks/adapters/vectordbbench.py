@@ -6,8 +6,9 @@ Rows that are inserted are kept in files; ``optimize`` builds the index of them;
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,32 @@ class HybridIndex(VectorDB):
         self, embeddings: Any, metadata: list[int], labels_data: list[str] | None = None, **_more: Any
     ) -> tuple[int, Exception | None]:
         rows = np.asarray(embeddings, dtype=np.float32).reshape(-1, self._dim)
+        labels = "".join(json.dumps(label) + "\n" for label in labels_data or ())
+        added = {
+            "rows": rows.tobytes(),
+            "ids": np.asarray(metadata, dtype=np.int64).tobytes(),
+            "labels": labels.encode(),
+        }
         try:
-            with FileLock(self._folder / "lock"):
-                for name, data in (("rows", rows), ("ids", np.asarray(metadata, dtype=np.int64))):
+            with FileLock(self._folder / "lock"), self._whole(added):
+                for name, data in added.items():
                     with (self._folder / name).open("ab") as file:
-                        file.write(data.tobytes())
-                with (self._folder / "labels").open("a") as file:
-                    file.writelines(json.dumps(label) + "\n" for label in labels_data or ())
+                        file.write(data)
         except OSError as error:
             return 0, error
         return len(rows), None
+
+    @contextmanager
+    def _whole(self, names: Iterable[str]) -> Iterator[None]:
+        """Files are as long as they were where the block raises: an insert that is tried again is there once."""
+        sizes = {file: file.stat().st_size if file.exists() else 0 for file in (self._folder / n for n in names)}
+        try:
+            yield
+        except BaseException:
+            for file, size in sizes.items():
+                if file.exists():
+                    os.truncate(file, size)
+            raise
 
     def optimize(self, data_size: int | None = None) -> None:
         """Builds the index of all that was inserted, and a plan where there are devices."""

@@ -106,7 +106,8 @@ class DatasetMaker:
     def dataset(self, name: str, sources: Sequence[TextSource]) -> Dataset:
         """The passages of ``sources`` in their order, and the log.
 
-        A source that this machine cannot provide is left out and named in ``Dataset.notes``.
+        A source that this machine cannot provide is left out and named in ``Dataset.notes``. The next call tries it
+        again, and makes the passages anew where it is there.
 
         Raises:
             FetchError: the embedding weights, the log or the package-only part of the text cannot be fetched.
@@ -134,13 +135,31 @@ class DatasetMaker:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def _passages(self, sources: Sequence[TextSource], folder: Path) -> dict[str, Any]:
-        """The seal of the dataset's passages: facts ``passages``, ``sources``, ``notes``."""
+        """The seal of the dataset's passages: facts ``passages``, ``sources``, ``notes``.
+
+        Sources that were left out are tried again; those that are still missing change nothing.
+        """
         path = folder / "passages.txt"
         recipe = {"text_recipe": TEXT_RECIPE, "sources": [source.name for source in sources]}
         sealed = cache.check(path, recipe)
-        if sealed is not None:
-            return sealed
-        files, notes = self._source_files(sources)
+        if sealed is None:
+            files, notes = self._source_files(sources)
+        else:
+            there = {name for name, *_ in sealed["sources"]}
+            missing = [source for source in sources if source.name not in there]
+            if not missing:
+                return sealed
+            self._progress(f"again: {', '.join(source.name for source in missing)}", 0, 0)
+            if not self._source_files(missing)[0]:
+                return sealed
+            try:
+                files, notes = self._source_files(sources)
+            except FetchError:
+                return sealed
+            if not there < {source.name for source, _ in files}:
+                return sealed
+        if len(files) == 1:
+            notes.insert(0, "No Debian packages on this machine: the text is the package-only part (Wikipedia leads).")
         counts = _concatenate([path for _, path in files], path)
         counted = [[source.name, count, source.licence] for (source, _), count in zip(files, counts, strict=True)]
         return cache.seal(path, recipe, passages=sum(counts), sources=counted, notes=notes)
@@ -159,9 +178,9 @@ class DatasetMaker:
                     if source.package is None and source.name == "wikipedia":
                         raise  # from the package index, as the weights and queries are: nothing works without it
                     missing.setdefault(str(error), []).append(source.name)
-        notes = [f"Left out: {', '.join(names)} ({reason})." for reason, names in missing.items()]
-        if len(files) == 1:
-            notes.insert(0, "No Debian packages on this machine: the text is the package-only part (Wikipedia leads).")
+        notes = [
+            f"Left out: {', '.join(names)} ({reason}). The next run tries again." for reason, names in missing.items()
+        ]
         return files, notes
 
     # -- vectors ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.projection import PROJECTION_RECIPE, Projection, check_hardware, project
 from hybridindex.demo.same_answers import Lookaheads, SameAnswers, compare_answers, measure_lookahead
-from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError, how_to_install
+from hybridindex.errors import HybridIndexError, MissingDependencyError, how_to_install
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
 from hybridindex.types import F32, Profile
@@ -100,7 +100,7 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
     calibration, test = _queries(data)
     index = _index(data, output / "index", progress)
     write_demo_documents(data, index, output.parent / "cache", progress)
-    profile = _profile(index, calibration, name, progress)
+    profile = _profile(index, calibration, name, label, progress)
     plan = _plan(index, profile)
     say(plan.explain())
     notes = [*_forced_note(plan), *_stale_note(index, plan, test)]
@@ -215,24 +215,27 @@ def _index(data: Dataset, path: Path, progress: Progress) -> hx.Index:
     return index
 
 
-def _profile(index: hx.Index, calibration: F32, device: str, progress: Progress) -> Profile:
+def _profile(index: hx.Index, calibration: F32, device: str, label: str, progress: Progress) -> Profile:
+    """The newest of this machine, this device and as many threads, or one that is made now."""
     from hybridindex.profiler.hardware import hardware_info
 
+    threads, machine = _host_threads(device), hardware_info().fingerprint
     with index.store() as store:
-        try:
-            return store.load_profile(
-                index_fingerprint=index.fingerprint, hardware_fingerprint=hardware_info().fingerprint
-            )
-        except ProfileError:
-            pass
+        for kept in reversed(store.list_profiles(index_fingerprint=index.fingerprint)):
+            if (kept.hardware_fingerprint, kept.threads) == (machine, threads):
+                profile = store.load_profile(kept.id)
+                if {sample.device for sample in profile.stages if sample.device} == {label}:
+                    return profile
     return index.profile(
-        calibration, recall=RECALL, devices=[device], threads=_host_threads(device), max_seconds=40, progress=progress
+        calibration, recall=RECALL, devices=[device], threads=threads, max_seconds=40, progress=progress
     )
 
 
-def _host_threads(device: str) -> int | None:
-    """A stand-in device gets a core of its own, as a GPU would be; None: all for the host."""
-    return max(1, len(os.sched_getaffinity(0)) - 1) if device == "cpu" else None
+def _host_threads(device: str) -> int:
+    """A stand-in device gets a core of its own, as a GPU would be; else all are the host's."""
+    from hybridindex.tiers.host.openmp import openmp_threads
+
+    return max(1, len(os.sched_getaffinity(0)) - 1) if device == "cpu" else openmp_threads()
 
 
 def _plan(index: hx.Index, profile: Profile) -> Plan:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import EventReader, events_of, shown
 from hybridindex.llm.models import names_of
@@ -115,7 +118,7 @@ class OpenAIGenerator:
         Args:
             url: of the server, with or without ``/v1``.
             model: as the server names it; empty: the only one that it serves, asked for once.
-            key: an API key, sent as a bearer token.
+            key: an API key of visible ASCII characters, sent as a bearer token.
             mode: "chat" for models with a chat template, "completions" for plain text.
             sampling: None: greedy, with seed 0.
             timeout_s: longest time of one generation. ``idle_s``: longest silence within it.
@@ -143,10 +146,12 @@ class OpenAIGenerator:
         self._idle_s = idle_s
         self._clock = clock
         # No encodings: answers are bounded as they are read. No proxies: the server is near.
-        headers = {"accept-encoding": "identity", **({} if key is None else {"authorization": f"Bearer {key}"})}
+        headers = {"accept-encoding": "identity"}
+        if key is not None:
+            headers["authorization"] = bearer(key, "key (HYBRIDINDEX_LLM_KEY of the environment)")
         self._client = httpx.Client(
             headers=headers,
-            timeout=httpx.Timeout(idle_s, connect=min(idle_s, 10.0)),
+            timeout=httpx.Timeout(min(idle_s, timeout_s), connect=min(idle_s, timeout_s, 10.0)),
             follow_redirects=False,
             trust_env=False,
         )
@@ -294,9 +299,12 @@ class OpenAIGenerator:
 
     @contextlib.contextmanager
     def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[Any]:
-        begun = False
+        begun, began_s = False, time.monotonic()
         try:
-            with self._client.stream(method, self._url + path, json=body) as answer:
+            with (
+                self._client.stream(method, self._url + path, json=body) as answer,
+                self._ended_in_time(answer, began_s + self._timeout_s - time.monotonic()),
+            ):
                 begun = True
                 if answer.status_code != 200:
                     raise self._refusal(path, answer)
@@ -309,10 +317,49 @@ class OpenAIGenerator:
                 status=0,
             ) from error
         except self._httpx.TimeoutException as error:
-            raise GenerationError(f"{self._url} was silent for more than {self._idle_s:g} s") from error
+            if self._timeout_s < self._idle_s:
+                raise self._too_long() from error
+            raise self._silent() from error
         except self._httpx.HTTPError as error:
             what = f"{self._url} broke off within its answer" if begun else f"no answer from {self._url}"
             raise GenerationError(f"{what} ({error or type(error).__name__})") from error
+
+    @contextlib.contextmanager
+    def _ended_in_time(self, answer: Any, left_s: float) -> Iterator[None]:
+        """Ends the connection when the time of a generation is over: a read that waits would wait for ``idle_s``."""
+        over = threading.Event()
+        connection = answer.extensions["network_stream"].get_extra_info("socket")
+
+        def end() -> None:
+            over.set()
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(max(0.0, left_s), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (self._httpx.HTTPError, GenerationError) as error:
+            if over.is_set():
+                raise self._over(answer) from error
+            raise
+        finally:
+            timer.cancel()
+        # Some answers end where the connection does.
+        if over.is_set():
+            raise self._over(answer)
+
+    def _over(self, answer: Any) -> GenerationError:
+        # Where both limits are equal, one that sent nothing was silent for all of the time.
+        nothing = answer.num_bytes_downloaded == 0 and self._idle_s <= self._timeout_s
+        return self._silent() if nothing else self._too_long()
+
+    def _silent(self) -> GenerationError:
+        return GenerationError(f"{self._url} was silent for more than {self._idle_s:g} s")
+
+    def _too_long(self) -> GenerationError:
+        return GenerationError(f"{self._url} took longer than {self._timeout_s:g} s for one generation")
 
     def _refusal(self, path: str, answer: Any) -> GenerationError:
         started, body = self._clock(), b""
@@ -330,7 +377,7 @@ class OpenAIGenerator:
         for chunk in answer.iter_raw():
             total += len(chunk)
             if self._clock() - started > self._timeout_s:
-                raise GenerationError(f"{self._url} took longer than {self._timeout_s:g} s for one generation")
+                raise self._too_long()
             if total > limit:
                 raise GenerationError(
                     f"{self._url} sent {total} bytes, where {limit} are allowed; the answer is cut off"

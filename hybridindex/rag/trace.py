@@ -64,13 +64,17 @@ class TraceWriter:
         """Makes the file, or goes on with one of the same format.
 
         Raises:
-            TraceError: another kind of file is there, or it cannot be written.
+            TraceError: another kind of file is there, or a trace of another model, or it cannot be written.
         """
         try:
             fresh = not filesystem.exists(path) or filesystem.stat(path).st_size == 0
             if not fresh:
                 with filesystem.open_for_reading(path) as there:
-                    _check_header(path, there.readline(_MAX_LINE + 1))
+                    header = _header_of(path, there.readline(_MAX_LINE + 1))
+                if header.get("model", model) != model:
+                    raise TraceError(
+                        f"{path} is of the model {header['model']!r}, not {model!r}; record this one in another file"
+                    )
             self._file = filesystem.File(path, "a")
         except FileError as error:
             raise TraceError(f"{path} cannot be written ({error.strerror}): {io_cure(error)}") from error
@@ -142,7 +146,7 @@ def read_traces(path: Path) -> Iterator[RunTrace]:
     """
     try:
         with filesystem.open_for_reading(path) as file:
-            _check_header(path, file.readline(_MAX_LINE + 1))
+            _header_of(path, file.readline(_MAX_LINE + 1))
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 2):
                 if len(line) > _MAX_LINE:
                     raise TraceError(f"{path}, line {number}: longer than {_MAX_LINE} bytes")
@@ -156,7 +160,8 @@ def read_traces(path: Path) -> Iterator[RunTrace]:
         raise TraceError(f"{path} cannot be read ({error.strerror}): {io_cure(error)}") from error
 
 
-def _check_header(path: Path, line: bytes) -> None:
+def _header_of(path: Path, line: bytes) -> dict[str, Any]:
+    """Raises TraceError for what is none."""
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
@@ -165,6 +170,7 @@ def _check_header(path: Path, line: bytes) -> None:
         raise TraceError(f"{path} is not a trace; expected a first line with the format {_FORMAT!r}")
     if header.get("version") != _VERSION:
         raise TraceError(f"{path} has version {header.get('version')!r}; this reads {_VERSION}")
+    return header
 
 
 def _is_torn(line: bytes) -> bool:

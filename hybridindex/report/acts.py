@@ -16,7 +16,11 @@ from hybridindex.report.page import Block, picture_block, table_block, text_bloc
 from hybridindex.report.style import GREY, PALETTE, Picture, canvas, show_percent
 from hybridindex.report.tables import Table
 
-__all__ = ["Act", "acts_of_demo", "hot_shares"]
+__all__ = ["PICTURES_OF_ACTS", "Act", "acts_of_demo", "hot_shares"]
+
+_SAME, _PROJECTED, _MEASURED = "same-answers", "projection", "attainment"
+#: Names of pictures that a report without acts has not.
+PICTURES_OF_ACTS = (_SAME, _PROJECTED, _MEASURED)
 
 _SHARES = (0.05, 0.1, 0.2)
 
@@ -114,7 +118,7 @@ def _draw_same(found: Mapping[str, Any]) -> Picture:
         axes.legend(loc="lower right")
         drawn = drawing.drawn()
     return Picture(
-        name="same-answers",
+        name=_SAME,
         title="Answers while lists move",
         caption=f"Every one was compared with plain IVF search: {found['differences']:,} differed. Lines: from there "
         "on other lists are on the device.",
@@ -131,7 +135,7 @@ def _projected(found: Mapping[str, Any]) -> Act:
     picture = _draw_attainment(
         found["attainment"],
         found["rates"],
-        name="projection",
+        name=_PROJECTED,
         title="Attainment against rate, projected",
         caption=f"{found['hardware']} beside {found['llm']}, simulated from the profile of this run.",
         of="first token in time",
@@ -159,7 +163,7 @@ def _measured(plan: Plan, load: Sequence[Mapping[str, Any]], device: str) -> Act
     picture = _draw_attainment(
         attainment,
         rates,
-        name="attainment",
+        name=_MEASURED,
         title="Attainment against rate, measured",
         caption=f"{device}; each design at the same rates.",
         of="answers in time",

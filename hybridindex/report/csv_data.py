@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["csv_of"]
+__all__ = ["NAMED_PLACES", "csv_of"]
+
+#: ``gid`` of an axis whose ticks name places; what stands beside a place belongs to it.
+NAMED_PLACES = "named places"
 
 _HEADER = ("panel", "series", "x_axis", "x", "y_axis", "y", "y_to")
 
@@ -33,8 +36,8 @@ def csv_of(figure: Figure) -> str:
         for series, points in _series(axes):
             for x, y, *to in points:
                 if np.isfinite(y):
-                    name = names.get(x, _number(x))
-                    writer.writerow([panel, series, x_axis, name, y_axis, _number(y), *map(_number, to or ("",))])
+                    place = _nearest(names, x) if names else _number(x)
+                    writer.writerow([panel, series, x_axis, place, y_axis, _number(y), *map(_number, to or ("",))])
     return out.getvalue()
 
 
@@ -43,17 +46,21 @@ def _number(value: Any) -> str:
 
 
 def _names(axes: Axes) -> dict[float, str]:
-    """Of the places of an axis that has words instead of numbers."""
-    from matplotlib.ticker import FixedFormatter
-
-    formatter = axes.xaxis.get_major_formatter()
-    if not isinstance(formatter, FixedFormatter):
+    """Of the places of an axis that has some (:data:`NAMED_PLACES`)."""
+    if axes.xaxis.get_gid() != NAMED_PLACES:
         return {}
-    return {float(at): text for at, text in zip(axes.get_xticks(), formatter.seq, strict=False)}
+    texts = (tick.get_text() for tick in axes.get_xticklabels())
+    return {float(at): text for at, text in zip(axes.get_xticks(), texts, strict=True)}
+
+
+def _nearest(names: dict[float, str], x: float) -> str:
+    """As policies at one rate do, some stand beside their place."""
+    return names[min(names, key=lambda place: abs(place - x))]
 
 
 def _series(axes: Axes) -> Iterator[tuple[str, Iterable[Any]]]:
-    """Name and points of each; what marks a place of an axis, as a line at the SLO does, is left out."""
+    """Name and points of each; what marks a place of an axis, as a line at the SLO does, and what connects points are
+    left out."""
     from matplotlib.collections import PathCollection, PolyCollection
 
     number = 0

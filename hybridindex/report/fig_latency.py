@@ -124,8 +124,8 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     both = both[both > 0]
     low, high = float(both.min()) / 1.4, float(both.max()) * 1.4
     line = np.array([low, high])
-    axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20%")
-    axes.plot(line, line, color=GREY, linewidth=1, zorder=2)
+    band = axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20%")
+    axes.plot(line, line, color=GREY, linewidth=1, zorder=2, label="as predicted")
     _scatter(axes, np.maximum(check.predicted_s, low), check.measured_s, check.coverage)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
@@ -134,13 +134,25 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     axes.set_xlabel("predicted")
     axes.set_ylabel("measured")
     axes.set_title(title)
-    axes.legend(loc="upper left")
+    axes.legend(handles=[band], loc="upper left")
 
 
 def _scatter(axes: Axes, x: F64, y: F64, coverage: F64) -> None:
     """Dots (m,) coloured by coverage."""
     top = max(float(coverage.max()), 0.01)
-    axes.scatter(x, y, c=coverage, cmap="cividis", vmin=0.0, vmax=top, s=16, alpha=0.7, linewidths=0, zorder=3)
+    axes.scatter(
+        x,
+        y,
+        c=coverage,
+        cmap="cividis",
+        vmin=0.0,
+        vmax=top,
+        s=16,
+        alpha=0.7,
+        linewidths=0,
+        zorder=3,
+        label="timed run",
+    )
 
 
 def _ratio_panel(axes: Axes, check: TimingCheck) -> None:

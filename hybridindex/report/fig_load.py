@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hybridindex.report.csv_data import NAMED_PLACES
 from hybridindex.report.rows import LoadRow
 from hybridindex.report.style import (
     GREY,
@@ -19,6 +20,8 @@ from hybridindex.report.style import (
 )
 
 __all__ = ["draw_load"]
+
+_PERCENTILES = ("p50", "p95", "p99")
 
 
 def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> Picture:
@@ -35,21 +38,35 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
 
         panels = drawing.panels(2 if with_attainment else 1, widths=(3, 2) if with_attainment else None)
         latency = panels[0]
-        for row in rows:
-            place = policies.index(row.policy)
+        for place, policy in enumerate(policies):
             color = PALETTE[place % len(PALETTE)]
-            x = rates.index(row.rate) + (place - (len(policies) - 1) / 2) * gap
-            values = (row.p50_ms, row.p95_ms, row.p99_ms)
-            seen = [v for v in values if math.isfinite(v) and v > 0]
-            if seen:
-                latency.plot([x, x], [min(seen), max(seen)], color=color, linewidth=2.4, alpha=0.5, zorder=2)
-            for value, marker in zip(values, MARKERS, strict=False):
-                if math.isfinite(value) and value > 0:
-                    latency.plot(x, value, marker, color=color, markersize=7, markeredgecolor="white", zorder=3)
-            if with_attainment and row.attainment is not None:
-                bars = panels[1].bar(x, row.attainment, width=gap * 0.9, color=color, zorder=2)
+            at = [
+                (rates.index(row.rate) + (place - (len(policies) - 1) / 2) * gap, row)
+                for row in rows
+                if row.policy == policy
+            ]
+            for x, row in at:
+                seen = [v for v in (row.p50_ms, row.p95_ms, row.p99_ms) if _drawable(v)]
+                if seen:
+                    latency.vlines(x, min(seen), max(seen), color=color, linewidth=2.4, alpha=0.5, zorder=2)
+            for name, marker in zip(_PERCENTILES, MARKERS, strict=False):
+                points = [(x, value) for x, row in at if _drawable(value := getattr(row, f"{name}_ms"))]
+                if points:
+                    latency.plot(
+                        *zip(*points, strict=True),
+                        marker,
+                        color=color,
+                        markersize=7,
+                        markeredgecolor="white",
+                        zorder=3,
+                        label=plain_label(f"{policy} {name}"),
+                    )
+            met = [(x, row.attainment) for x, row in at if row.attainment is not None]
+            if met:
+                xs, shares = zip(*met, strict=True)
+                bars = panels[1].bar(xs, shares, width=gap * 0.9, color=color, zorder=2, label=plain_label(policy))
                 if len(rates) * len(policies) <= 8:
-                    panels[1].bar_label(bars, labels=[f"{row.attainment:.0%}"], fontsize=8, padding=2)
+                    panels[1].bar_label(bars, labels=[f"{share:.0%}" for share in shares], fontsize=8, padding=2)
         latency.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.2)
         latency.annotate(
             f"SLO {slo_ms:g} ms",
@@ -71,6 +88,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
             panels[1].set_title(f"Within the SLO (goal {percentile:g}%)")
         for axes in panels:
             axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+            axes.xaxis.set_gid(NAMED_PLACES)
             axes.set_xlim(-0.6, len(rates) - 0.4)
             axes.grid(visible=False, axis="x")
             axes.set_xlabel("offered requests/s")
@@ -80,7 +98,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
         ]
         handles += [
             Line2D([], [], color=GREY, marker=marker, linestyle="", label=name)
-            for marker, name in zip(MARKERS, ("p50", "p95", "p99"), strict=False)
+            for marker, name in zip(MARKERS, _PERCENTILES, strict=False)
         ]
         drawing.figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
         drawn = drawing.drawn()
@@ -93,3 +111,8 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
         "meet it.",
         drawn=drawn,
     )
+
+
+def _drawable(ms: float) -> bool:
+    """On a logarithmic axis."""
+    return math.isfinite(ms) and ms > 0

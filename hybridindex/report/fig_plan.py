@@ -35,6 +35,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
         caption = "Too few held-back queries were profiled to predict from one half and measure on the other."
         return Picture(name="hit-rate", title="Hit rate by coverage", caption=caption, drawn=None)
     beta_apart = check.model != "beta"
+    predicted = f"predicted ({_MODEL_WORDS[check.model]})"
     with canvas(5.0) as drawing:
         from matplotlib.lines import Line2D
 
@@ -42,9 +43,17 @@ def draw_hit_rate(plan: Plan) -> Picture:
         handles = []
         for place, batch in enumerate(check.measured):
             color, marker = PALETTE[place], MARKERS[place]
-            axes.plot(check.line_coverage, check.predicted[batch], color=color)
+            label = "mean (batch of 1)" if batch == 1 else f"slowest of {batch}"
+            axes.plot(check.line_coverage, check.predicted[batch], color=color, label=f"{label}, {predicted}")
             if beta_apart:
-                axes.plot(check.line_coverage, check.beta[batch], ":", color=color, linewidth=1.5)
+                axes.plot(
+                    check.line_coverage,
+                    check.beta[batch],
+                    ":",
+                    color=color,
+                    linewidth=1.5,
+                    label=f"{label}, predicted (Beta)",
+                )
             axes.plot(
                 check.mark_coverage,
                 check.measured[batch],
@@ -53,10 +62,10 @@ def draw_hit_rate(plan: Plan) -> Picture:
                 markeredgecolor="white",
                 markersize=7,
                 zorder=4,
+                label=f"{label}, measured",
             )
-            label = "mean (batch of 1)" if batch == 1 else f"slowest of {batch}"
             handles.append(Line2D([], [], color=color, marker=marker, markeredgecolor="white", label=label))
-        handles.append(Line2D([], [], color=GREY, label=f"predicted ({_MODEL_WORDS[check.model]})"))
+        handles.append(Line2D([], [], color=GREY, label=predicted))
         if beta_apart:
             handles.append(Line2D([], [], color=GREY, linestyle=":", label="predicted (Beta)"))
         handles.append(Line2D([], [], color=GREY, marker="o", linestyle="", label="measured"))

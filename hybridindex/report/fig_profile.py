@@ -44,19 +44,22 @@ def draw_access(analysis: Analysis) -> Picture:
     fit = analysis.profile.access.fit_probes.shape[0]
     with canvas(4.3) as drawing:
         (axes,) = drawing.panels()
-        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, zorder=1)
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, zorder=1, label="no skew")
         # Below the diagonal: the hottest lists come first, so that no curve is there.
         axes.text(0.70, 0.61, "no skew", color=GREY, fontsize=8.5)
+        curves = []
         for label, values, color, style in (
             ("accesses, held-back queries", shares.held_accesses, BLUE, "-"),
             ("accesses, the queries that chose the order", shares.fit_accesses, BLUE, ":"),
             ("scan work (bytes), held-back queries", shares.held_work, VERMILLION, "-"),
             ("scan work (bytes), the queries that chose the order", shares.fit_work, VERMILLION, ":"),
         ):
-            axes.plot(shares.lists, values, style, color=color, label=label)
+            curves += axes.plot(shares.lists, values, style, color=color, label=label)
         axes.axvline(_PAPER_SHARE, color=GREY, linewidth=1, linestyle="--", zorder=1)
         for name, value in _PAPER:
-            axes.plot(_PAPER_SHARE, value, "_", color=INK, markersize=13, markeredgewidth=2, zorder=4)
+            axes.plot(
+                _PAPER_SHARE, value, "_", color=INK, markersize=13, markeredgewidth=2, zorder=4, label=f"{name} (paper)"
+            )
             leftwards = _passes(shares, value)
             axes.annotate(
                 f"{name} {value:.0%} (paper)",
@@ -74,7 +77,7 @@ def draw_access(analysis: Analysis) -> Picture:
         axes.set_ylabel("cumulative share")
         axes.set_title("How unevenly lists are used")
         show_percent(axes)
-        axes.legend(loc="lower right")
+        axes.legend(handles=curves, loc="lower right")
         drawn = drawing.drawn()
     excess = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
     caption = (
@@ -163,6 +166,7 @@ def draw_transfers(profile: Profile) -> Picture:
     rates: list[str] = []
     with canvas(3.9) as drawing:
         (axes,) = drawing.panels()
+        shown = []
         for place, (device, pinned) in enumerate(sorted({(t.device, t.pinned) for t in samples})):
             own = [t for t in samples if (t.device, t.pinned) == (device, pinned)]
             nbytes = np.array([t.nbytes for t in own], dtype=np.float64)
@@ -172,7 +176,7 @@ def draw_transfers(profile: Profile) -> Picture:
             speed = f"{1 / per_byte / 1024**3:.3g} GiB/s" if per_byte > 0 else "bandwidth not resolved"
             rates.append(f"{device}, {memory}: {latency * 1e6:.3g} µs + bytes at {speed}")
             color = PALETTE[place % len(PALETTE)]
-            axes.plot(
+            shown += axes.plot(
                 nbytes,
                 seconds,
                 MARKERS[place % len(MARKERS)],
@@ -182,13 +186,13 @@ def draw_transfers(profile: Profile) -> Picture:
                 label=f"{plain_label(device)}, {memory}: {speed}",
             )
             line = np.geomspace(nbytes.min(), nbytes.max(), 60)
-            axes.plot(line, latency + per_byte * line, color=color)
+            axes.plot(line, latency + per_byte * line, color=color, label=f"{plain_label(device)}, {memory}: fit")
         show_bytes(axes)
         show_seconds(axes, "y")
         axes.set_xlabel("bytes copied")
         axes.set_ylabel("time of one copy")
         axes.set_title("Copy time, host to device")
-        axes.legend(loc="upper left")
+        axes.legend(handles=shown, loc="upper left")
         drawn = drawing.drawn()
     total, total_unit = byte_unit(max(t.nbytes for t in samples))
     return Picture(

@@ -13,7 +13,7 @@ from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import rate_in_words
 from hybridindex.report import tables
-from hybridindex.report.acts import Act
+from hybridindex.report.acts import PICTURES_OF_ACTS, Act
 from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check
 from hybridindex.report.fig_load import draw_load
 from hybridindex.report.fig_plan import draw_hit_rate, draw_slo
@@ -117,10 +117,10 @@ def write_report(
                 csvs.append(target / f"{picture.name}.csv")
                 filesystem.replace_file(csvs[-1], picture.drawn.csv)
         filesystem.replace_file(target / HTML_NAME, html)
-        for picture in pictures.values():
-            if picture.drawn is None:
+        for name in (*pictures, *PICTURES_OF_ACTS):
+            if name not in pictures or pictures[name].drawn is None:
                 for suffix in ("png", "csv"):
-                    filesystem.unlink(target / f"{picture.name}.{suffix}", missing_ok=True)
+                    filesystem.unlink(target / f"{name}.{suffix}", missing_ok=True)
     except FileError as error:
         raise cannot_write(error, target, "no file in it is half written; write the report again") from error
     return ReportFiles(html=target / HTML_NAME, pngs=pngs, csvs=csvs)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import EventReader, parse_object, shown
 from hybridindex.llm.models import max_tokens_of, names_of
@@ -101,8 +102,10 @@ class LLMServer:
         self._timeout_s = timeout_s
         self._dialect = _DIALECTS[0]
         headers = {"accept-encoding": "identity", "user-agent": "hybridindex"}
+        if key is not None:
+            headers["authorization"] = bearer(key, "key (HYBRIDINDEX_LLM_KEY of the environment)")
         self._client = httpx.AsyncClient(
-            headers=headers if key is None else {**headers, "authorization": f"Bearer {key}"},
+            headers=headers,
             timeout=timeout_s,
             trust_env=False,
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),

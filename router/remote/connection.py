@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import MissingDependencyError, UnreachableError, how_to_install
 
 __all__ = ["Address", "Connections", "Exchange", "Told", "response_parser"]
@@ -180,13 +181,14 @@ class Address:
     __slots__ = ("_host", "_port", "_tls", "lines")
 
     def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """``tls``: for ``https``; None: the system's authorities."""
+        """``tls``: for ``https``; None: the system's authorities. Raises InvalidInputError: no header can carry the
+        key."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._host, self._port = parts.hostname, parts.port
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        own = "" if key is None else f"authorization: Bearer {key}\r\n"
+        own = "" if key is None else f"authorization: {bearer(key, 'key')}\r\n"
         #: Of a request's head.
         self.lines = f"host: {parts.netloc}\r\n{own}".encode()
 

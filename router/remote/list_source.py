@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import NotHeldError, UnreachableError
 from hybridindex.index.share.source import FILES
 from hybridindex.types import I64
@@ -42,7 +43,7 @@ class PeerSource:
         self.url = url
         self._spans, self._timeout_s, self._tls = spans, timeout_s, tls
         self._of = {} if generation is None else {"generation": generation}
-        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._headers = {} if key is None else {"authorization": bearer(key, "key")}
 
     def files(self) -> dict[str, bytes]:
         """The files of the index beside its lists; no attributes.

@@ -149,12 +149,13 @@ def test_big_ann_benchmarks_filters_with_it(big_ann, vectors, queries, tmp_path,
 def test_big_ann_benchmarks_streams_through_it(big_ann, vectors, queries, tmp_path):
     algorithm = big_ann.Streaming("euclidean", {"nlist": 16, "folder": str(tmp_path / "stream")})
     algorithm.setup("float32", 3000, vectors.shape[1])
-    algorithm.insert(vectors[:2000], np.arange(2000))
-    algorithm.delete(np.arange(500))
-    algorithm.insert(vectors[2000:], np.arange(2000, 3000))
-    algorithm.set_query_arguments({"nprobe": 16})
-    algorithm.query(queries, K)
-    assert recall(algorithm.get_results(), nearest(vectors, queries, np.arange(3000) >= 500)) == 1
+    for _group in range(2):
+        algorithm.set_query_arguments({"nprobe": 16})
+        algorithm.insert(vectors[:2000], np.arange(2000))
+        algorithm.delete(np.arange(500))
+        algorithm.insert(vectors[2000:], np.arange(2000, 3000))
+        algorithm.query(queries, K)
+        assert recall(algorithm.get_results(), nearest(vectors, queries, np.arange(3000) >= 500)) == 1
     algorithm.done()
 
 
@@ -186,7 +187,7 @@ def test_cuvs_bench_runs_it(distance, codec, vectors, queries, tmp_path):
     assert built.success
     assert built.build_time_seconds > 0
     assert built.index_size_bytes > 0
-    assert again.build_time_seconds == 0  # it is there
+    assert again.build_time_seconds == built.build_time_seconds  # it is there
     assert few.recall < all_.recall
     assert all_.recall == 1 if codec == "flat" else all_.recall > 0.9
     assert all_.queries_per_second > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.all as all_of_them
 import hybridindex
 from benchmarks.all import RUNS, Run, run_all
 from benchmarks.common.measure import Attempts, environment, show, write_json
@@ -46,6 +47,51 @@ def test_what_runs_is_shown_and_what_fails_is_named_and_kept_apart(tmp_path, cap
     assert not (tmp_path / "gone.json").exists()
     assert run_all(runs[1:], tmp_path, quick=True, again=False) == 0
     assert "is there already" in capsys.readouterr().out
+
+
+def test_a_result_is_kept_only_of_the_same_command_and_with_its_seconds(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def output_of(words, limit_s):
+        made.append(words[5:])
+        Path(words[4]).write_text(json.dumps({"environment": {"date": f"day {len(made)}"}}))
+        clock[0] += 100.0
+        return f"made {len(made)} times\n", ""
+
+    clock = [0.0]
+    monkeypatch.setattr(all_of_them, "_output_of", output_of)
+    monkeypatch.setattr(all_of_them.time, "monotonic", lambda: clock[0])
+    run = Run(name="one", module="host.one", options="--rounds 9", quick="--rounds 1")
+
+    def page(*, quick, runs=(run,)):
+        assert run_all(runs, tmp_path, quick=quick, again=False) == 0
+        return (tmp_path / "index.html").read_text()
+
+    assert "made 1 times" in page(quick=True)
+    full = page(quick=False)
+    assert "made 2 times" in full, "a quick result was kept as a full one"
+    assert "Quick mode" not in full
+    kept = page(quick=False)
+    assert "is there already" in capsys.readouterr().out
+    assert "made 2 times" in kept
+    assert "100 s" in kept, "the seconds that a kept result took"
+    assert made == [["--rounds", "1"], ["--rounds", "9"]]
+    # What has no quick form says nothing of the full result that lies there.
+    left = page(quick=True, runs=(Run(name="one", module="host.one", options="--rounds 9", quick=None),))
+    assert "takes too long" in left
+    assert "day 2" not in left
+    # Nobody knows which command made it.
+    next(tmp_path.glob("one.run*")).unlink()
+    assert "made 3 times" in page(quick=False)
+
+
+def test_quick_runs_have_a_folder_of_their_own(monkeypatch, capsys):
+    folders = []
+    monkeypatch.setattr(all_of_them, "run_all", lambda runs, output, **_: folders.append(output) or 0)
+    for words in ([], ["--quick"], ["--quick", "--output", "here"]):
+        monkeypatch.setattr("sys.argv", ["all", *words])
+        all_of_them.main()
+    assert folders == [Path("build/bench"), Path("build/bench-quick"), Path("here")]
 
 
 def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):

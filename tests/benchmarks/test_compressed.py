@@ -14,7 +14,8 @@ from benchmarks.host import compressed
 from benchmarks.host.compressed import Cell, judged, measure, verdict
 from benchmarks.rivals import faiss_systems
 from benchmarks.rivals.known import RIVALS, Rival
-from benchmarks.rivals.system import K, System
+from benchmarks.rivals.ours import CANDIDATES
+from benchmarks.rivals.system import Collection, K, System
 from benchmarks.rivals.tuning import reaching, smallest
 
 #: The ids do not matter where recall is given.
@@ -121,3 +122,18 @@ def test_every_side_is_measured_and_who_is_missing_is_named(small, capsys):
 
 def test_every_rival_has_a_name_of_its_own():
     assert len({rival.name for rival in RIVALS}) == len(RIVALS)
+
+
+def test_systems_with_lists_have_the_same_dials(small):
+    """What is measured with fewer settings can look slower than it is."""
+    assert faiss_systems.NPROBES[-1] == 3072
+    data = make_clusters(32, 2000 * 32 * 4, nlist=40)
+    shared = Collection(vectors=data.vectors, lists=data.lists, centres=data.centres, cache=Path("absent"))
+    made = [faiss_systems.flat(shared), faiss_systems.fast_scan(shared), faiss_systems.rabitq_fast_scan(shared, 1)]
+    assert {system.grid for system in made} == {tuple(p for p in faiss_systems.NPROBES if p <= 40)}
+    assert {3, 6, 12, 32, 64} <= set(faiss_systems.K_FACTORS)
+    assert [system.finer for system in made[1:]] == [faiss_systems.K_FACTORS] * 2
+    # As many candidates, nearly, as our codes may have.
+    assert max(faiss_systems.K_FACTORS) * K >= 0.8 * CANDIDATES[-1]
+    assert small["most"]["faiss IVF,Flat"] == {"nprobe": 32}
+    assert small["most"]["hybridindex 1 bit, flat"] == {"nprobe": 32, "candidates": CANDIDATES[-1]}

@@ -51,6 +51,11 @@ def test_every_part_leaves_its_numbers_beside_those_of_the_others(
     assert set(found) == set(updates.PARTS)
     assert found["add"]["batches"]["rows"]["hybridindex"]["rows_per_s"] > 0
     assert found["add"]["batches"]["verdict"] is None, "there was no other system"
+    assert found["add"]["absent"]["faiss IVF,Flat"] == "not asked for"
+    assert set(found["add"]["absent"]) == {
+        peer.name for peer in PEERS if peer.system not in ("hybridindex", "disk") and peer.durable
+    }
+    assert found["checkpoint"]["absent"] == {"LanceDB IVF_FLAT": "not asked for"}
     assert found["checkpoint"]["rows"]["hybridindex"]["given_bytes"] > 16 * 4
     assert [row["batch"] for row in found["latency"]["rows"]] == [1, 8]
     assert {row["n_live"] for row in found["amplification"]["rows"]} == {2_000}

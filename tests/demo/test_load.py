@@ -146,3 +146,35 @@ def test_a_full_disk_is_named(world: World, tmp_path: Path) -> None:
     disk = FaultyDisk(counts=of("replace"), allowed=0, number=errno.ENOSPC)
     with watched_by(disk), pytest.raises(DiskFullError, match="cache directory"):
         load_dataset(tmp_path / "cache")
+
+
+def test_what_was_left_out_is_tried_again(world: World, tmp_path: Path) -> None:
+    """A network that failed for a while costs no later run its text; without one, what is there is used."""
+    full = load_dataset(tmp_path / "full")
+    world.missing_tool = "apt-get"
+    first = load_dataset(tmp_path / "cache")
+    assert "The next run tries again." in " ".join(first.notes)
+    before = (list(world.fetched), world.embedded)
+    stages: list[str] = []
+    offline = load_dataset(tmp_path / "cache", progress=lambda stage, done, total: stages.append(stage))
+    assert _same(offline, first)
+    assert (world.fetched, world.embedded) == before
+    assert offline.notes == first.notes
+    assert [source.name for source in offline.sources] == ["wikipedia"]
+    assert "again: dict-foldoc, dict-jargon, debian-descriptions" in stages
+    world.missing_tool = None
+    found = load_dataset(tmp_path / "cache")
+    assert _same(found, full)
+    assert found.sources == full.sources
+    assert not [note for note in found.notes if "Left out" in note or "package-only" in note]
+
+
+def test_a_source_that_comes_late_does_not_cost_those_that_are_there(world: World, tmp_path: Path) -> None:
+    world.known.remove("dict-foldoc")
+    first = load_dataset(tmp_path / "cache")
+    # Its own text is gone, and its package too; it is still in the passages.
+    (tmp_path / "cache" / "text" / "dict-jargon.txt").unlink()
+    world.known[:] = ["dict-foldoc"]
+    later = load_dataset(tmp_path / "cache")
+    assert _same(later, first)
+    assert {source.name for source in later.sources} >= {"wikipedia", "dict-jargon"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ import pytest
 
 from hybridindex.demo import run
 from hybridindex.errors import MissingDependencyError
+from hybridindex.types import Profile
 
 
 def test_the_log_is_split_in_two_halves_in_its_order(monkeypatch) -> None:
@@ -34,3 +37,55 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytes
         run.run_demo(output, device="auto", hardware="h100", progress=lambda *_: None, say=lambda _: None)
     assert "faiss-cpu" in str(caught.value)
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "label", "threads", "taken"),
+    [
+        ("cpu", "cpu (stand-in)", 2, True),
+        ("cpu", "cpu (stand-in)", 3, False),
+        ("cuda:0", "cuda:0 (a GPU)", 2, False),
+    ],
+    ids=["the same", "other threads", "another device"],
+)
+def test_a_profile_is_taken_only_of_the_same_device_and_threads(
+    monkeypatch: pytest.MonkeyPatch, device: str, label: str, threads: int, taken: bool
+) -> None:
+    """Of all that are stored, not only of the newest."""
+    from tests.partitioner.synthetic import HARDWARE, make_profile
+
+    monkeypatch.setattr("hybridindex.profiler.hardware.hardware_info", lambda: HARDWARE)
+    monkeypatch.setattr(run, "_host_threads", lambda _: threads)
+    stored = [
+        dataclasses.replace(make_profile(nlist=8, n=40, threads=2, device_per_byte_s=1e-11), id=1),
+        dataclasses.replace(make_profile(nlist=8, n=40, threads=2), id=2),  # without a device
+        dataclasses.replace(make_profile(nlist=8, n=40, threads=5, device_per_byte_s=1e-11), id=3),
+    ]
+    measured = object()
+    asked = []
+
+    class Store:
+        def list_profiles(self, *, index_fingerprint: str) -> list[object]:
+            return [
+                SimpleNamespace(id=each.id, hardware_fingerprint=each.hardware.fingerprint, threads=each.threads)
+                for each in stored
+                if each.index_fingerprint == index_fingerprint
+            ]
+
+        def load_profile(self, profile_id: int | None = None, **_: str) -> Profile:
+            return stored[-1] if profile_id is None else stored[profile_id - 1]
+
+    def profile(*_: object, **options: object) -> object:
+        asked.append((options["devices"], options["threads"]))
+        return measured
+
+    index = SimpleNamespace(fingerprint="index-1", store=lambda: contextlib.nullcontext(Store()), profile=profile)
+    found = run._profile(index, np.zeros((1, 2)), device, label, lambda *_: None)
+    assert found is (stored[0] if taken else measured)
+    assert asked == ([] if taken else [([device], threads)])
+
+
+def test_the_host_has_all_threads_but_one_beside_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr("hybridindex.tiers.host.openmp.openmp_threads", lambda: 7)
+    assert (run._host_threads("cpu"), run._host_threads("cuda:0")) == (3, 7)

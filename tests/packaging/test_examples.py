@@ -87,6 +87,13 @@ def test_vllm_goes_first_and_both_share_one_gpu(compose):
     assert float(words[words.index("--gpu-memory-utilization") + 1].split(":-")[1].rstrip("}")) < 0.92
 
 
+def test_the_folder_of_keys_is_made_before_docker_would_make_it_as_root():
+    commands = [line.removeprefix("#   ") for line in COMPOSE.read_text().splitlines() if line.startswith("#   ")]
+    assert commands[0] == "mkdir -p keys && sudo chown 10001 keys"
+    assert sum("keys &&" in command for command in commands) == 1
+    assert any(" run " in command for command in commands)
+
+
 def test_what_the_compose_file_names_is_defined(compose):
     for name, service in compose["services"].items():
         for volume in service.get("volumes", ()):

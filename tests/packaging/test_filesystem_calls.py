@@ -74,7 +74,6 @@ ALLOWED = {
     ("hybridindex.index.inputs.columns", "pa.memory_map"): SEEN,
     ("hybridindex.index.inputs.hdf5", "h5py.File"): SEEN,
     ("hybridindex.index.storage.mapped_lists", "os.fstat"): ANSWER,
-    ("hybridindex.cli.commands.simulate", "open"): NO_FILE,
     ("hybridindex.rag.steps", "open"): NO_FILE,
     ("hybridindex.demo.queries", "zipfile.ZipFile"): "from bytes in memory",
     ("hybridindex.profiler.llm.offline_point", "read_text"): "a process of its own, without this package",

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -373,3 +374,57 @@ def test_wrong_arguments(options, field):
         Prompt(name="n", text="x", max_tokens=0)
     with pytest.raises(InvalidInputError, match="0 characters"):
         Prompt(name="n", text="", max_tokens=1)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["after some text", "before anything"])
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "until it closes"])
+def test_a_server_that_falls_silent_late_is_left_at_the_limit_of_the_whole(serve, begun, chunked):
+    """And not after another ``idle_s``; the message says which limit it was."""
+    over = threading.Event()
+
+    def answer(handler, _):
+        if chunked:
+            handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        if chunked:
+            handler.send_header("transfer-encoding", "chunked")
+        handler.end_headers()
+        if begun:
+            data = f"data: {json.dumps(chat_event('one'))}\n\n".encode()
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
+            handler.wfile.flush()
+        over.wait(20)
+
+    server = serve(answer)
+    began = time.monotonic()
+    try:
+        with pytest.raises(GenerationError, match=r"longer than 0\.5 s for one generation"):
+            collect(server.url, timeout_s=0.5, idle_s=15.0)
+        assert time.monotonic() - began < 5
+    finally:
+        over.set()
+
+
+def test_a_server_that_says_nothing_at_all_is_left_at_the_nearer_limit(serve):
+    over = threading.Event()
+    server = serve(lambda *_: over.wait(20))
+    try:
+        for limits, complaint in (
+            ({"timeout_s": 0.2, "idle_s": 15.0}, r"longer than 0\.2 s for one generation"),
+            ({"timeout_s": 15.0, "idle_s": 0.2}, r"silent for more than 0\.2 s"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(GenerationError, match=complaint):
+                collect(server.url, **limits)
+            assert time.monotonic() - began < 5
+    finally:
+        over.set()
+
+
+def test_a_generation_that_ends_in_time_leaves_no_timer(serve):
+    server = serve(lambda h, _: stream(h, chat_event("x", finish="stop"), DONE))
+    collect(server.url, timeout_s=60.0)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(10)
+            assert not thread.is_alive()

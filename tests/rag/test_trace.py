@@ -63,6 +63,15 @@ def test_a_writer_goes_on_with_its_file(recorded):
     assert len(list(read_traces(path))) == len(PIPELINES) + 1
 
 
+def test_a_trace_is_of_one_model(recorded):
+    """Its header has one name, which would be wrong for the runs of another."""
+    path, _ = recorded
+    before = path.read_bytes()
+    with pytest.raises(TraceError, match=r"trace\.jsonl is of the model 'recorded', not 'other'; .*another file"):
+        TraceWriter(path, model="other")
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("piece", [{"text": "\ud83d"}, {"text": "x", "logprobs": (-math.inf,)}])
 def test_a_run_that_is_no_json_is_refused_and_the_others_stay(recorded, piece):
     path, answers = recorded
@@ -165,7 +174,7 @@ def test_half_a_run_at_the_end_is_no_damage(recorded, caplog):
         file.write(b'{"pipeline":"')
     assert len(list(read_traces(path))) == len(answers)
     assert "ends within a run" in caplog.text
-    TraceWriter(path, model="m").close()
+    TraceWriter(path, model="recorded").close()
     assert len(list(read_traces(path))) == len(answers)
     assert path.read_bytes().endswith(b"}\n")
 

@@ -10,6 +10,7 @@ import struct
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from hybridindex.filesystem import watched_by
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report import ReportFiles, write_report
+from hybridindex.report.acts import acts_of_demo
 from hybridindex.types import Profile
 from tests.faults import FaultyDisk, of
 from tests.report.conftest import INDEX_INFO, LOAD
@@ -205,6 +207,25 @@ def test_each_picture_comes_with_its_numbers(full_report: ReportFiles) -> None:
         assert base64.b64decode(link) == path.read_bytes()
 
 
+def test_numbers_name_their_series(full_report: ReportFiles) -> None:
+    for path in full_report.csvs:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        assert not [row["series"] for row in rows if row["series"].isdecimal()], path.name
+
+
+def test_numbers_of_a_load_are_by_policy_and_rate(full_report: ReportFiles) -> None:
+    (path,) = [path for path in full_report.csvs if path.stem == "load"]
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    found = {(row["series"], row["x"]): float(row["y"]) for row in rows}
+    assert len(found) == len(rows), "a point twice"
+    expected = {
+        (f"{row['policy']} {name}", f"{row['rate']:g}"): row[f"{name}_ms"]
+        for row in LOAD
+        for name in ("p50", "p95", "p99")
+    }
+    assert found == expected | {(row["policy"], f"{row['rate']:g}"): row["attainment"] for row in LOAD}
+
+
 def test_dark_pages_have_dark_pictures(full_report: ReportFiles) -> None:
     page = full_report.html.read_text(encoding="utf-8")
     style = page[page.index("<style>") : page.index("</style>")]
@@ -227,6 +248,26 @@ def test_second_report_replaces_the_first_and_drops_its_stale_pictures(
         "mine.png",
         *(p.name for p in (*files.pngs, *files.csvs)),
     }
+
+
+def test_pictures_of_earlier_acts_go_too(tmp_path: Path, bare_profile: Profile, bare_plan: Plan) -> None:
+    same: dict[str, Any] = {
+        "hit_rates": (0.1, 0.2), "queries": 9, "plans": 2, "lookaheads": 0, "differences": 0, "recall": 0.9,
+        "brute_queries": 3, "answers": [1, 2], "changed_s": [0.1],
+    }  # fmt: skip
+    projection: dict[str, Any] = {
+        "hardware": "h100", "llm": "m", "index_bytes": 1, "slo_ms": 9.0, "attainment": {"host": [0.5]},
+        "rates": [1.0], "refused": {}, "device_bytes": {"host": 0}, "assumptions": [],
+    }  # fmt: skip
+    load = [{"policy": "host", "rate": 1.0, "attainment": 0.5, "device_bytes": 0}]
+    for found, acts_pictures in ((projection, {"projection"}), (None, {"attainment"})):
+        acts = acts_of_demo(bare_plan, same, None, found, load, "a device")
+        files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan, acts=acts)
+        assert acts_pictures | {"same-answers"} <= {path.stem for path in files.pngs}
+        assert {path.stem for path in tmp_path.glob("*.png")} == {path.stem for path in files.pngs}
+    left = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
+    expected = {"report.html", *(path.name for path in (*left.pngs, *left.csvs))}
+    assert {path.name for path in tmp_path.iterdir()} == expected
 
 
 def test_failed_write_keeps_the_old_report_whole(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import ServiceError, UnreachableError
 from hybridindex.index.share.ranges import ranges_of
 from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
@@ -27,14 +28,14 @@ class NodeCalls:
     """Of one node, from any thread; a connection for each call, but for :meth:`watch`."""
 
     def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """``key``: with the role admin."""
+        """``key``: with the role admin. Raises InvalidInputError for one that no header can carry."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.url, self._host, self._port, self._secure = url, parts.hostname, parts.port, parts.scheme == "https"
         self._tls = tls
         self._headers = {"content-type": "application/json"}
         if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
+            self._headers["authorization"] = bearer(key, "key (HYBRIDINDEX_CLUSTER_KEY of the environment)")
         #: Of :meth:`watch`: a handshake can take longer than a node may be silent.
         self._watching: http.client.HTTPConnection | None = None
 

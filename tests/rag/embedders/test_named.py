@@ -97,3 +97,11 @@ def test_the_embedder_of_queries_is_that_of_the_documents(source, documents):
         Retriever(source, Named("toy", 3), documents)
     # One without a name is compared by its dimension alone.
     assert Retriever(source, CenteredEmbedder(embedder(), documents.info.mean), documents).search(["oak"])
+
+
+def test_an_empty_key_is_none():
+    with contextlib.ExitStack() as owned:
+        options = EmbedderOptions(url="http://127.0.0.1:9", key="")
+        assert isinstance(open_embedder(owned, "openai:m", options), OpenAIEmbedder)
+        with pytest.raises(InvalidInputError, match="a line feed at its end"):
+            open_embedder(owned, "openai:m", EmbedderOptions(url="http://127.0.0.1:9", key="sk\n"))

@@ -415,6 +415,59 @@ def test_numbers_of_every_size_stay_inside_their_chart(serving, open_page, most)
         assert page.evaluate(TEXTS_OUTSIDE) == []
 
 
+def test_a_page_that_was_paused_says_so_whatever_its_requests_do(serving, open_page):
+    with serving("--plan", "none") as (_, [url]):
+        page = open_page(url, expected=("ERR_", "Failed to load"))
+        wait_for_state(page, "live")
+        held = []
+        page.route("**/v1/series*", lambda route: held.append(route))
+        while not held:
+            page.wait_for_timeout(50)
+        page.uncheck("#live")
+        assert text_of(page, "#connection") == "Paused"
+        held.pop().continue_()
+        page.wait_for_timeout(500)
+        assert text_of(page, "#connection") == "Paused", "a request that was on its way"
+        page.unroute_all()
+        page.route("**/v1/series*", lambda route: route.abort())
+        page.evaluate("document.getElementById('retry').click()")
+        wait_for_state(page, "down")
+        assert text_of(page, "#connection") == "Not connected; paused"
+        page.check("#live")
+        page.locator("#connection", has_text="trying again every").wait_for(timeout=SHOWN_MS)
+        page.unroute_all()
+        page.evaluate("document.getElementById('retry').click()")
+        wait_for_state(page, "live")
+        assert page.complaints == []
+
+
+def test_a_chart_that_was_gone_under_a_resting_mouse_comes_back(serving, open_page, queries):
+    with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
+        client.search(queries, 5)
+        page = open_page(url)
+        chart, empty = page.locator("#c-latency svg.chart"), page.locator("#c-latency .empty")
+        chart.wait_for(timeout=SHOWN_MS)
+        chart.hover()
+        page.locator("#c-latency .legend", has_text="at ").wait_for(timeout=SHOWN_MS)
+
+        def an_hour_ago(route):
+            """The daemon's clock was put back: nothing is known of that time."""
+            answer = route.fetch()
+            said = answer.json()
+            said["now_s"] -= 5000
+            said["samples"] = {name: [] for name in said["samples"]}
+            for device in said["devices"]:
+                device |= {name: [] for name, value in device.items() if isinstance(value, list)}
+            route.fulfill(response=answer, json=said)
+
+        page.route("**/v1/series*", an_hour_ago)
+        empty.wait_for(timeout=SHOWN_MS)
+        page.unroute_all(behavior="wait")
+        client.search(queries, 5)
+        chart.wait_for(timeout=20_000)
+        assert page.complaints == []
+
+
 def test_a_foreign_page_and_a_rebound_name_get_nothing(serving, open_page):
     with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
         client.status()

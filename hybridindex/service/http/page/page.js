@@ -54,13 +54,21 @@ async function ask(path, body) {
   return said;
 }
 
+// Said aloud when it changes, not each second.
+function say(line, text) { if (line.textContent !== text) line.textContent = text; }
+
 function connection(state, text) {
-  const line = $("connection");
-  // Said aloud when it changes, not every second.
-  if (line.dataset.state !== state || line.textContent !== text) line.textContent = text;
-  line.dataset.state = state;
+  say($("connection"), text);
+  $("connection").dataset.state = state;
   $("retry").hidden = state !== "down";
   $("main").classList.toggle("stale", state === "down");
+}
+
+const live = () => $("live").checked;
+
+function pause() {
+  clearTimeout(page.timer);
+  connection("paused", "Paused");
 }
 
 function askForKey(problem) {
@@ -76,10 +84,10 @@ async function poll() {
   if (page.polling) return;
   page.polling = true;
   const wait = await pollOnce().finally(() => { page.polling = false; });
-  if (wait && $("live").checked) page.timer = setTimeout(poll, wait);
+  if (wait && live()) page.timer = setTimeout(poll, wait);
 }
 
-// Returns milliseconds until the next one, or 0 where somebody has to do something first.
+// Milliseconds until the next one, or 0 where somebody has to act first.
 async function pollOnce() {
   let wait = POLL_MS;
   try {
@@ -110,7 +118,8 @@ async function pollOnce() {
     $("key-form").hidden = true;
     $("forget").hidden = !page.key;
     const { draining, ready } = page.state;
-    connection("live", draining ? "Connected; the daemon is stopping" : ready ? "Connected" : "Connected; warming up");
+    if (!live()) pause();
+    else connection("live", draining ? "Connected; the daemon is stopping" : ready ? "Connected" : "Connected; warming up");
     drawAll();
   } catch (error) {
     if (error.status === 401) {
@@ -125,7 +134,7 @@ async function pollOnce() {
     page.facts = null;
     wait = Math.min(15000, 1000 * 2 ** (page.failures - 1));
     const why = error instanceof Refused ? `: ${error.message}` : "";
-    connection("down", `Not connected${why}; trying again every ${Math.round(wait / 1000)} s`);
+    connection("down", `Not connected${why}; ${live() ? `trying again every ${Math.round(wait / 1000)} s` : "paused"}`);
     $("main").hidden = !page.state;
   }
   return wait;
@@ -201,10 +210,9 @@ function drawAll() {
 }
 
 function drawNote() {
-  const text = page.state.note ? `Note: ${page.state.note}` : "";
-  $("note").hidden = !text;
-  // Said aloud when it changes, not every second.
-  if ($("note").textContent !== text) $("note").textContent = text;
+  const { note } = page.state;
+  $("note").hidden = !note;
+  say($("note"), note ? `Note: ${note}` : "");
 }
 
 function drawTiles(rows) {
@@ -231,7 +239,10 @@ function drawTiles(rows) {
     el("div", {}, el("dt", {}, name), el("dd", { class: kind }, value, el("small", {}, note)))));
 }
 
-function nothing(host, text) { host.replaceChildren(el("p", { class: "empty" }, text)); }
+function nothing(host, text) {
+  host.chartHeld = false;
+  host.replaceChildren(el("p", { class: "empty" }, text));
+}
 
 function drawLatency(rows) {
   const seen = rows.flatMap((row) => [row.p50_ms, row.p99_ms]).filter((v) => v != null), slo = rows.at(-1)?.slo_ms;
@@ -575,7 +586,7 @@ $("key-form").addEventListener("submit", (event) => {
   poll();
 });
 $("forget").addEventListener("click", () => { clearTimeout(page.timer); forget(); $("forget").hidden = true; askForKey(""); });
-$("retry").addEventListener("click", () => poll());
-$("live").addEventListener("change", () => ($("live").checked ? poll() : (clearTimeout(page.timer), connection("paused", "Paused"))));
+$("retry").addEventListener("click", poll);
+$("live").addEventListener("change", () => live() ? poll() : pause());
 $("window").addEventListener("change", () => page.state && drawAll());
 poll();
