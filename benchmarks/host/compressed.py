@@ -348,6 +348,7 @@ def measure(name: str, data: Clusters, queries: F32, args: Any) -> dict[str, Any
             kind: [Tuned(system, split, most) for system in of]
             for kind, of in (("ours", bare), ("routed", routed), ("rivals", theirs))
         }
+        most_of = {each.system.name: each.system.most for kind in ("ours", "rivals") for each in tuned[kind]}
         cells = []
         for recall in LEVELS:
             for batch in BATCHES:
@@ -365,6 +366,7 @@ def measure(name: str, data: Clusters, queries: F32, args: Any) -> dict[str, Any
         "tuned_on": len(split.tune),
         "held": len(split.held),
         "not_measured": missing,
+        "most": most_of,
         "cells": cells,
     }
 

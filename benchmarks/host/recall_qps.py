@@ -196,6 +196,7 @@ def main() -> None:
             "queries": len(queries),
             "k": K,
             "not_installed": missing,
+            "most": {system.name: system.most for system in ready},
             "at_recall": {
                 batch: {name: {level: at_recall(c["points"], level) for level in LEVELS} for name, c in by.items()}
                 for batch, by in curves.items()

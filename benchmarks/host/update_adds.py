@@ -18,6 +18,7 @@ from benchmarks.rivals.updating import PEERS, Data, Side, SideError
 
 __all__ = ["Scale", "add", "checkpoint", "verdict"]
 
+NOT_ASKED = "not asked for"
 OURS, AGAIN = "hybridindex", "hybridindex, again"
 #: Milliseconds and bytes of one row with maintenance.
 CHECKPOINT_MS, CHECKPOINT_BYTES = 50.0, 1 << 20
@@ -70,14 +71,15 @@ def _sides(scale: Scale, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Sid
     clusters = make_clusters(
         scale.dim, (scale.count + scale.count // 5) * 4 * scale.dim, nlist=int(4 * np.sqrt(scale.count))
     )
-    chosen = [peer for peer in PEERS if peer.name in names and (not scale.peers or peer.system in scale.peers)]
+    named = [peer for peer in PEERS if peer.name in names]
+    chosen = [peer for peer in named if not scale.peers or peer.system in scale.peers]
     with tempfile.TemporaryDirectory(dir=scale.scratch) as folder, ExitStack() as stack:
         # PostgreSQL runs as another user.
         Path(folder).chmod(0o755)
         data = Data.written(clusters, Path(folder), scale.count, scale.few, scale.cache / "updates")
         del clusters
         sides: dict[str, Side] = {}
-        absent: dict[str, str] = {}
+        absent = {peer.name: NOT_ASKED for peer in named if peer not in chosen}
         for peer in chosen:
             sys.stderr.write(f"{peer.name} ...\n")
             try:

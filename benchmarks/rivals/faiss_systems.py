@@ -13,12 +13,12 @@ from benchmarks.rivals.graphs import EF_CONSTRUCTION, EFS, M
 from benchmarks.rivals.system import Answer, Collection, K, System
 from hybridindex.types import F32, I64
 
-__all__ = ["NPROBES", "fast_scan", "flat", "hnsw", "rabitq_fast_scan"]
+__all__ = ["K_FACTORS", "NPROBES", "fast_scan", "flat", "hnsw", "rabitq_fast_scan"]
 
+#: Of all systems with lists, ours too.
 NPROBES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
-FAST_NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768)
 #: Candidates compared exactly for each of the K.
-K_FACTORS = (2, 4, 8, 16)
+K_FACTORS = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 MODES = (0, 1, 2, 3)
 
 
@@ -45,7 +45,7 @@ def fast_scan(data: Collection, dims: int = 2) -> System:
     """4-bit PQ over ``dims`` dimensions each, the best K * k_factor of it compared exactly."""
     m = data.vectors.shape[1] // dims
     ivf = faiss_ivf(data.vectors, data.lists, data.centres, f"pqfs{m}", "ip")
-    return _refined(f"faiss IVF,PQ{m}x4fs,RFlat", ivf, data.vectors, K_FACTORS)
+    return _refined(f"faiss IVF,PQ{m}x4fs,RFlat", ivf, data.vectors)
 
 
 def rabitq_fast_scan(data: Collection, bits: int) -> System:
@@ -59,10 +59,10 @@ def rabitq_fast_scan(data: Collection, bits: int) -> System:
     ivf: Any = faiss.IndexIVFRaBitQFastScan(quantizer, dim, len(data.centres), metric, 32, True, bits)
     ivf.train(data.vectors)
     ivf.add(data.vectors)
-    return _refined(f"faiss IVF,RaBitQ{bits}fs,RFlat", ivf, data.vectors, (*K_FACTORS, 32))
+    return _refined(f"faiss IVF,RaBitQ{bits}fs,RFlat", ivf, data.vectors)
 
 
-def _refined(name: str, ivf: Any, vectors: F32, factors: tuple[int, ...]) -> System:
+def _refined(name: str, ivf: Any, vectors: F32) -> System:
     import faiss
 
     refined = faiss.IndexRefineFlat(ivf, faiss.swig_ptr(vectors))
@@ -80,8 +80,8 @@ def _refined(name: str, ivf: Any, vectors: F32, factors: tuple[int, ...]) -> Sys
     return System(
         name=name,
         dials=("nprobe", "k_factor"),
-        grid=tuple(p for p in FAST_NPROBES if p <= ivf.nlist),
-        finer=factors,
+        grid=tuple(p for p in NPROBES if p <= ivf.nlist),
+        finer=K_FACTORS,
         at=at,
         modes=MODES,
         set_mode=lambda mode: setattr(ivf, "parallel_mode", mode),

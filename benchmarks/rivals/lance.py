@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rivals.faiss_systems import FAST_NPROBES, K_FACTORS
+from benchmarks.rivals.faiss_systems import K_FACTORS, NPROBES
 from benchmarks.rivals.system import Answer, Collection, K, System
 from hybridindex.types import F32, I64
 
@@ -54,7 +54,7 @@ def lance_ivf(data: Collection) -> System:
     return System(
         name=f"LanceDB IVF,PQ{dim // 2}x4",
         dials=("nprobe", "refine"),
-        grid=tuple(p for p in FAST_NPROBES if p <= len(data.centres)),
+        grid=tuple(p for p in NPROBES if p <= len(data.centres)),
         finer=K_FACTORS,
         at=at,
         held_to=_on_cores,

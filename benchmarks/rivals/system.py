@@ -72,6 +72,11 @@ class System:
         """As results name it."""
         return " ".join(f"{dial}={value}" for dial, value in zip(self.dials, (first, second), strict=False))
 
+    @property
+    def most(self) -> dict[str, int]:
+        """The largest value of each dial."""
+        return dict(zip(self.dials, (max(self.grid), max(self.finer)), strict=False))
+
     def points(self, threads: int) -> dict[str, Answer]:
         """Every setting of the curve."""
         return {

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks import ROOT
 from benchmarks.common.claims import Claim, claim_of, table_of
+from benchmarks.texts import say
 
 __all__ = ["DOCUMENTS", "RESULTS", "passages", "replace_passage", "with_passages"]
 
@@ -46,6 +47,9 @@ def passages(template: str, results: Path = RESULTS) -> dict[str, str]:
         "median": statistics.median,
         "off": off,
         "apart": apart,
+        "floor": say.floor,
+        "milli": lambda value: value / 1e3,
+        "bare": say.bare,
     }
     found = env.get_template(template)
     context = found.new_context(_names(results))
@@ -117,6 +121,15 @@ def _names(results: Path) -> dict[str, Any]:
         "not_drawn": lambda paper: not_drawn(result("figures")["missing"][paper]),
         "off": off,
         "apart": apart,
+        "where": lambda name: say.where(result(name)["environment"]),
+        "machine": say.where,
+        "ahead": lambda batch, level: say.ahead(result("recall_qps")["at_recall"], batch, level),
+        "capped": say.capped,
+        "at_cap": say.at_cap,
+        "parts_of": say.parts_of,
+        "not_there": say.not_there,
+        "router_met": say.router_met,
+        "shares_of_targets": say.shares_of_targets,
     }
     return dict(names)
 
