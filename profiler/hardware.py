@@ -129,7 +129,7 @@ def _devices() -> tuple[str, ...]:
         return ()
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError, RuntimeError, ValueError):  # one that does not load: who needs it says so
         return ()
     if not torch.cuda.is_available():
         return ()

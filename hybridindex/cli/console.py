@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from hybridindex import errors, filesystem
@@ -37,8 +38,27 @@ __all__ = [
     "telling_commit",
 ]
 
+
+class _Output(Console):
+    """Breaks what is too long for a column of a table, in place of "…": paths and commands are there to be copied."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        for shown in objects:
+            _fold(shown)
+        super().print(*objects, **how)
+
+
+def _fold(shown: Any) -> None:
+    if isinstance(shown, Group):
+        for part in shown.renderables:
+            _fold(part)
+    elif isinstance(shown, Table):
+        for column in shown.columns:
+            column.overflow = "fold"
+
+
 # No markup: names, paths and errors may hold square brackets, as "hybridindex[gpu]" does.
-out = Console(markup=False)
+out = _Output(markup=False)
 err = Console(stderr=True, markup=False)
 
 

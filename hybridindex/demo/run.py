@@ -130,13 +130,19 @@ def run_demo(output: Path, *, device: str, hardware: str, progress: Progress, sa
     )
 
 
+#: What the demo imports, and the extra that brings it.
+_NEEDED = {"faiss": "cpu", "matplotlib": "report", "safetensors": "words", "tokenizers": "words", "torch": "device"}
+
+
 def _check_packages() -> None:
     """Names all that is missing before anything is fetched."""
-    names = ("faiss", "matplotlib", "safetensors", "tokenizers", "torch")
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        # Nothing else: faiss-cpu would take the place of a faiss-gpu that is there.
+        extras = dict.fromkeys(_NEEDED[name] for name in missing)
+        beside = f"; beside a GPU, in place of faiss-cpu: {how_to_install('gpu')}" if "faiss" in missing else ""
         raise MissingDependencyError(
-            f"the demo needs {', '.join(missing)}: {how_to_install('demo', 'device')}; uv installs them where they are "
-            "asked for: uvx --from 'hybridindex[demo,device]' hybridindex demo"
+            f"the demo needs {', '.join(missing)}: {how_to_install(*extras)}{beside}; uv installs all that it needs "
+            "where it is asked for, in a clone of the repository: uvx --from '.[demo,device]' hybridindex demo"
         )
 
 

@@ -60,15 +60,21 @@ def require_faiss() -> Any:
     """The faiss module.
 
     Raises:
-        MissingDependencyError: neither faiss-cpu nor faiss-gpu is installed.
+        MissingDependencyError: neither faiss-cpu nor faiss-gpu is installed: the error's ``name`` is faiss. Or it is
+            there and does not load: ``name`` is None, and the cause says why.
     """
     try:
         with _fast_blas():
             import faiss
-    except ImportError as error:
+    except (ImportError, OSError) as error:
+        if not isinstance(error, ModuleNotFoundError) or error.name != "faiss":
+            raise MissingDependencyError(
+                f"faiss is installed, but does not load: {error}; install what this names, or faiss anew"
+            ) from error
         raise MissingDependencyError(
             f"faiss is needed to train, quantize and scan: {how_to_install('cpu')}; on a machine with a CUDA device "
-            f"instead: {how_to_install('gpu')}"
+            f"instead: {how_to_install('gpu')}",
+            name="faiss",
         ) from error
     return faiss
 

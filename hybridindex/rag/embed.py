@@ -140,7 +140,7 @@ def load_embedder(wheel_folder: Path, *, fetch: bool = True) -> StaticEmbedder:
         import safetensors.numpy
         import tokenizers
     except ImportError as error:
-        raise MissingDependencyError(f"{error.name} is needed to embed text: {how_to_install('demo')}") from error
+        raise MissingDependencyError(f"{error.name} is needed to embed text: {how_to_install('words')}") from error
     weights, tokenizer = _read_parts(wheel_folder, fetch=fetch)
     for what, content, expected in (("weights", weights, WEIGHTS_SHA256), ("tokenizer", tokenizer, _TOKENIZER_SHA256)):
         if (found := hashlib.sha256(content).hexdigest()) != expected:

@@ -39,6 +39,18 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytes
     assert not output.exists()
 
 
+@pytest.mark.parametrize("name", ["matplotlib", "safetensors", "tokenizers", "torch"])
+def test_nothing_is_named_that_is_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Beside faiss-gpu, faiss-cpu would take its place."""
+    there = importlib.util.find_spec
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda asked: None if asked == name else there(asked))
+    with pytest.raises(MissingDependencyError, match=rf"the demo needs {name}: pip install .*'{name}") as caught:
+        run._check_packages()
+    told = str(caught.value)
+    assert "faiss" not in told
+    assert told.endswith("in a clone of the repository: uvx --from '.[demo,device]' hybridindex demo")
+
+
 @pytest.mark.parametrize(
     ("device", "label", "threads", "taken"),
     [

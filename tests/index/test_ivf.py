@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,6 +191,31 @@ def test_missing_faiss_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingDependencyError, match="pip install 'faiss-cpu"):
         require_faiss()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libgomp.so.1: cannot open shared object file", name="faiss._swigfaiss"),
+        ImportError("cannot import name 'swigfaiss' from 'faiss'", name="faiss"),
+        ModuleNotFoundError("No module named 'numpy'", name="numpy"),
+        OSError("libcudart.so.12: cannot open shared object file"),
+    ],
+    ids=repr,
+)
+def test_a_faiss_that_does_not_load_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    theirs = builtins.__import__
+
+    def imported(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "faiss":
+            raise error
+        return theirs(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", imported)
+    with pytest.raises(MissingDependencyError) as caught:
+        require_faiss()
+    assert str(caught.value).startswith(f"faiss is installed, but does not load: {error}")
+    assert "pip install" not in str(caught.value)
 
 
 def test_faiss_index_with_transforms_is_the_whole(make_index: Callable[..., IVFIndex]) -> None:

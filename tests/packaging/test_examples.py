@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -170,6 +173,37 @@ def test_the_health_check_sees_a_daemon_come_and_go(running, cli):
     assert cli("drain", index).code == 0
     assert process.wait() == 0
     assert not healthy()
+
+
+def health_checks():
+    """Of the image and of the compose file: the program, and the address that it asks."""
+    image = json.loads(instruction("HEALTHCHECK")[0].partition("CMD ")[2])
+    llm = yaml.safe_load(COMPOSE.read_text())["services"]["llm"]["healthcheck"]["test"]
+    assert (image[:2], llm[:3]) == (["python", "-c"], ["CMD", "python3", "-c"])
+    return [image[-1], llm[-1]]
+
+
+@pytest.mark.parametrize("program", health_checks(), ids=["image", "llm"])
+def test_a_health_check_asks_no_proxy_for_loopback(program):
+    with http.server.HTTPServer(("127.0.0.1", 0), _Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        program = re.sub(r"http://127\.0\.0\.1:\d+", f"http://127.0.0.1:{server.server_port}", program)
+        environment = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment | proxies, capture_output=True, text=True, timeout=300
+        )
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+
+
+class _Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
 
 
 CLUSTER = ROOT / "examples/cluster"

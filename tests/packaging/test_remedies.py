@@ -29,6 +29,20 @@ def test_no_message_names_hybridindex_as_a_package_to_install():
     assert found == {}
 
 
+def test_no_message_or_page_asks_a_package_index_for_hybridindex():
+    pages = {str(page.relative_to(ROOT)): page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+    texts = {**{str(file): text for file, text in SOURCES.items()}, **pages}
+    asks = r"(?:install|--from|uvx)\b[^\n]*?['\" ]hybridindex\["
+    assert {name: found for name, text in texts.items() if (found := re.findall(asks, text))} == {}
+
+
+def test_what_embeds_text_brings_no_faiss():
+    """faiss-cpu would take the place of faiss-gpu."""
+    extras = PROJECT["optional-dependencies"]
+    assert [re.split(r"[<>=]", entry)[0] for entry in extras["words"]] == ["safetensors", "tokenizers"]
+    assert set(extras["words"]) < set(extras["demo"])
+
+
 def test_what_messages_tell_to_install_by_name_is_what_an_extra_brings():
     told = {name for text in SOURCES.values() for name in re.findall(r"pip (?:un)?install ([a-z][\w-]+)", text)}
     assert told

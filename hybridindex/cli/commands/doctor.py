@@ -24,6 +24,25 @@ __all__ = ["Finding", "examine", "findings_table", "register"]
 
 State = Literal["ok", "note", "missing"]
 
+#: What an import of torch raises where it, or a library that it needs, is not there or is another one.
+_BROKEN = (ImportError, OSError, RuntimeError, ValueError)
+_LOAD_REMEDY = "install the library that the error names, or the package anew"
+#: Use and packages of an extra.
+_EXTRAS = {
+    "client": ("asks a daemon or a server, from Python and on the command line", ("httpx",)),
+    "service": (
+        "hybridindex serve",
+        ("apscheduler", "fastapi", "httpx", "prometheus-client", "pydantic", "typing-extensions", "uvicorn"),
+    ),
+    "refresh": ("refreshes at set times", ("apscheduler",)),
+    "filters": ("attributes of rows, and conditions on them", ("pyarrow", "sqlglot")),
+    "ingest": ("texts of PDF files", ("pypdf",)),
+    "cluster": (
+        "hybridindex cluster",
+        ("fastapi", "httptools", "httpx", "prometheus-client", "pydantic", "ray", "typing-extensions", "uvicorn"),
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -47,13 +66,16 @@ def _package(name: str) -> str | None:
 
 def examine() -> list[Finding]:
     """Looks at the machine and the installed packages; imports only what it reports on."""
-    return [*_hardware(), _extension(), _faiss(), *_torch(), *_extras(), _wait_policy()]
+    return [*_hardware(), _extension(), _faiss(), *_torch(), *_packages(), *_extras(), _wait_policy()]
 
 
 def _hardware() -> list[Finding]:
     from hybridindex.profiler.hardware import hardware_info
 
-    info = hardware_info()
+    try:
+        info = hardware_info()
+    except _BROKEN as error:  # it asks torch for devices
+        return [Finding(what="hardware", state="note", detail=f"cannot be looked at: {error}")]
     flags = " ".join(f for f in info.cpu_flags if f.startswith(("avx", "amx", "asimd", "sve"))) or "none known"
     cpu = f"{info.cpu_model}, {info.cores} usable cores, vector units: {flags}"
     return [
@@ -78,14 +100,12 @@ def _extension() -> Finding:
 def _faiss() -> Finding:
     try:
         faiss = require_faiss()
-    except MissingDependencyError:
-        return Finding(
-            what="faiss",
-            state="missing",
-            detail="not installed: trains, quantizes and scans",
-            remedy=f"{how_to_install('cpu')}; beside a GPU: {how_to_install('gpu')}",
-            required=True,
-        )
+    except MissingDependencyError as error:
+        detail = "not installed: trains, quantizes and scans"
+        remedy = f"{how_to_install('cpu')}; beside a GPU: {how_to_install('gpu')}"
+        if error.name != "faiss":
+            detail, remedy = f"installed, but does not load: {error.__cause__}", _LOAD_REMEDY
+        return Finding(what="faiss", state="missing", detail=detail, remedy=remedy, required=True)
     kind = "faiss-gpu" if hasattr(faiss, "StandardGpuResources") else "faiss-cpu"
     both = _package("faiss-cpu") and _package("faiss-gpu")
     return Finding(
@@ -99,15 +119,22 @@ def _faiss() -> Finding:
 def _torch() -> list[Finding]:
     try:
         import torch
-    except ImportError:
-        remedy = how_to_install("device")
-        return [Finding(what="torch", state="note", detail="not installed: no device tier", remedy=remedy)]
+    except _BROKEN as error:
+        detail, remedy = "not installed: no device tier", how_to_install("device")
+        if not isinstance(error, ModuleNotFoundError) or error.name != "torch":
+            detail, remedy = f"installed, but does not load: {error}", _LOAD_REMEDY
+        return [Finding(what="torch", state="note", detail=detail, remedy=remedy)]
     found = [Finding(what="torch", state="ok", detail=torch.__version__)]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for number in range(count):
-        free, total = torch.cuda.mem_get_info(number)
-        detail = f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        found.append(Finding(what=f"cuda:{number}", state="ok", detail=detail))
+        state: State = "ok"
+        try:
+            free, total = torch.cuda.mem_get_info(number)
+            detail = f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        except RuntimeError as error:
+            state, detail = "note", f"does not answer: {error}"
+        remedy = "" if state == "ok" else "see what nvidia-smi and the kernel's log say of it"
+        found.append(Finding(what=f"cuda:{number}", state=state, detail=detail, remedy=remedy))
     if not count:
         detail = "no CUDA device: the device tier runs on the stand-in device in RAM ('cpu')"
         found.append(
@@ -116,7 +143,7 @@ def _torch() -> list[Finding]:
     return found
 
 
-def _extras() -> list[Finding]:
+def _packages() -> list[Finding]:
     extras = [
         ("pyarrow", "formats", "Parquet and Arrow files"),
         ("h5py", "formats", "HDF5 files"),
@@ -130,6 +157,18 @@ def _extras() -> list[Finding]:
         remedy = "" if version else how_to_install(extra)
         state: State = "ok" if version else "note"
         found.append(Finding(what=package, state=state, detail=version or f"not installed: {use}", remedy=remedy))
+    return found
+
+
+def _extras() -> list[Finding]:
+    """Extras whose parts are of use together alone."""
+    found = []
+    for extra, (use, packages) in _EXTRAS.items():
+        missing = next((package for package in packages if _package(package) is None), None)
+        detail = f"all of it is installed: {use}" if missing is None else f"{missing} is not installed: {use}"
+        state: State = "ok" if missing is None else "note"
+        remedy = "" if missing is None else how_to_install(extra)
+        found.append(Finding(what=f"extra {extra}", state=state, detail=detail, remedy=remedy))
     return found
 
 
