@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import hybridindex.client.exchange as exchange
 import hybridindex.client.messages as messages
 import hybridindex.client.transport as transports
 from hybridindex.client.retry import Attempts, RetryPolicy
@@ -43,10 +44,11 @@ class Client(OfOneProcess):
         """Connects when first used.
 
         Args:
-            url: ``http://host:port``, ``https://…`` or ``unix:/path``.
+            url: ``http://host:port``, ``https://…`` or ``unix:/path``; without a name and a password.
             key: an API key, where the daemon asks for one.
             index: the name of one of several indexes; None: the first.
-            timeout_s: longest time of one call, retries included.
+            timeout_s: longest time of one call, retries included, however slowly an answer comes. The look-up of a
+                host's name is not counted by the blocking client.
             change_timeout_s: in its place where the plan or the generation changes: lists travel meanwhile, and the
                 process that plans gives way to everything else.
             verify: False, or a context, for certificates of one's own.
@@ -62,7 +64,7 @@ class Client(OfOneProcess):
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         if transport is None:
-            transport = self._httpx.HTTPTransport(**transports.transport_options(self._address, verify))
+            transport = transports.blocking_transport(self._address, verify)
         self._transport = transport
         self._request = transports.RequestMaker(self._address, key, messages.check_index(index))
 
@@ -71,16 +73,15 @@ class Client(OfOneProcess):
         while True:
             left_s = attempts.remaining_s()
             try:
-                answer = self._transport.handle_request(self._request(asked, left_s))
-                body: bytes = answer.read()
-                answer.close()
+                request = self._request(asked, left_s)
+                answer, body = exchange.answer_within(self._transport, request, left_s)
             except self._httpx.TransportError as error:
                 failed = transports.unreachable(error, self._address)
                 pause = attempts.pause_after(failed, repeatable=asked.repeatable or transports.never_sent(error))
             else:
                 failure = messages.error_of(answer.status_code, answer.headers, body)
                 if failure is None:
-                    return asked.read(body)
+                    return messages.read_answer(asked, answer.status_code, body)
                 pause = attempts.pause_after(failure, repeatable=True)
             self._sleep(pause)
 
@@ -218,8 +219,7 @@ class Client(OfOneProcess):
         if ids is None:
             raise InvalidInputError("ids is None; expected the id of each row")
         asked = messages.rows_call(vectors, ids, attributes, replaces=True, key=idempotency_key)
-        answer = self._send(asked)
-        return int(answer["replaced"])
+        return messages.count_of(self._send(asked), "replaced")
 
     def delete(
         self,
@@ -232,7 +232,7 @@ class Client(OfOneProcess):
         Searches that begin afterwards leave them out. Needs a key with the role write. ``idempotency_key``: as of
         :meth:`add`."""
         answer = self._send(messages.delete_call(ids, where, key=idempotency_key))
-        return int(answer["deleted"])
+        return messages.count_of(answer, "deleted")
 
     def add_documents(
         self,
@@ -268,7 +268,7 @@ class Client(OfOneProcess):
         """Removes documents with all their chunks; how many were there. Needs a key with the role write.
         ``idempotency_key``: as of :meth:`add`."""
         answer = self._send(messages.delete_documents_call(sources, key=idempotency_key))
-        return int(answer["sources"]["removed"])
+        return messages.count_of(answer, "sources", "removed")
 
     def compact(self, *, wait: bool = True) -> dict[str, Any]:
         """As :meth:`hybridindex.api.Index.compact`, of the index that is served, which goes on serving. Needs a key

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -53,6 +53,7 @@ __all__ = [
     "check_index",
     "close_session_call",
     "compact_call",
+    "count_of",
     "delete_call",
     "delete_documents_call",
     "drain_call",
@@ -60,9 +61,11 @@ __all__ = [
     "ids_of",
     "indexes_call",
     "lookahead_call",
+    "not_an_address",
     "open_session_call",
     "plan_call",
     "plans_call",
+    "read_answer",
     "recent_call",
     "reload_call",
     "repartition_call",
@@ -108,12 +111,39 @@ class Address:
 
     @classmethod
     def parse(cls, address: str) -> Address:
-        """``http://…``, ``https://…`` or ``unix:/path``. Raises InvalidInputError."""
+        """``http://…``, ``https://…`` or ``unix:/path``.
+
+        Raises:
+            InvalidInputError: it is something else, has no host or an impossible port, or holds a password, which is
+                not shown.
+        """
         if address.startswith("unix:") and len(address) > 5:
             return cls(url="http://daemon", uds=address[5:])
-        if address.startswith(("http://", "https://")):
-            return cls(url=address.rstrip("/"))
-        raise InvalidInputError(f"url is {address!r}; expected http://…, https://… or unix:/path/to/socket")
+        # Of what cannot be read as an address, any part before an @ may be a password.
+        refused, may_be_shown = "", "@" not in address
+        try:
+            parts = urlsplit(address)
+            _ = parts.port
+            if not parts.hostname or parts.hostname.split() != [parts.hostname]:
+                refused = "it names no host"
+            may_be_shown = may_be_shown or (not refused and "@" not in parts.netloc)
+        except ValueError as error:
+            refused = str(error)
+        if not may_be_shown:
+            raise InvalidInputError(
+                "url holds a user's name or a password, or an @ where a host is expected; give the address alone, and "
+                "the key with --key or HYBRIDINDEX_KEY, or as key= in Python"
+            )
+        if refused or not address.startswith(("http://", "https://")):
+            raise not_an_address(address, refused)
+        return cls(url=address.rstrip("/"))
+
+
+def not_an_address(url: str, why: str = "") -> InvalidInputError:
+    """The error of what is no daemon's address."""
+    shown = repr(url if len(url) <= 200 else f"{url[:200]}…")
+    reason = f" ({why[:100]})" if why else ""
+    return InvalidInputError(f"url is {shown}{reason}; expected http://…, https://… or unix:/path/to/socket")
 
 
 def check_index(index: str | None) -> str | None:
@@ -126,9 +156,40 @@ def check_index(index: str | None) -> str | None:
 def object_of(body: bytes) -> dict[str, Any]:
     """Raises ServiceError where the answer is not a JSON object."""
     try:
-        return dict(json.loads(body))
-    except (ValueError, TypeError) as error:
-        raise ServiceError(f"the daemon's answer is not JSON ({error})") from error
+        said = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ServiceError(f"the daemon's answer is no JSON ({error})") from error
+    if not isinstance(said, dict):
+        raise ServiceError(f"the daemon's answer is no JSON object but a {type(said).__name__}")
+    return said
+
+
+def _field_of(answer: Mapping[str, Any], names: tuple[str, ...], read: Callable[[Any], T]) -> T:
+    """What an answer holds under ``names``, one within the other. Raises ServiceError where it is not there, or
+    ``read`` raises ValueError or one of its kind."""
+    value: Any = answer
+    for name in names:
+        if not isinstance(value, Mapping) or name not in value:
+            raise ServiceError(f"the daemon's answer lacks {'.'.join(names)}; is it a daemon that answers there?")
+        value = value[name]
+    try:
+        return read(value)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ServiceError(f"the daemon's answer has {'.'.join(names)} that cannot be read: {error}") from None
+
+
+def _of_type(kind: type[T]) -> Callable[[Any], T]:
+    def read(value: Any) -> T:
+        if type(value) is not kind:
+            raise TypeError(f"it is a {type(value).__name__}; expected {kind.__name__}")
+        return value
+
+    return read
+
+
+def count_of(answer: dict[str, Any], *names: str) -> int:
+    """The number that an answer holds under ``names``. Raises ServiceError where there is none."""
+    return _field_of(answer, names, _of_type(int))
 
 
 def result_of(body: bytes) -> SearchResult:
@@ -140,7 +201,7 @@ def result_of(body: bytes) -> SearchResult:
 
 
 def nothing(_body: bytes) -> None:
-    """For answers without content."""
+    """For answers without content, which their ``status`` tells from those of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +219,22 @@ class Call(Generic[T]):
     of_daemon: bool = False
     #: It changes the plan or the generation: lists travel, or a process of low priority plans, before the answer.
     is_change: bool = False
+    #: The only one that a daemon answers with; None: the answer itself tells.
+    status: int | None = None
 
     def path_of(self, index: str | None) -> str:
         """Where one ``index`` of several is meant; None: the first."""
         return self.path if index is None or self.of_daemon else f"/v1/indexes/{index}{self.path.removeprefix('/v1')}"
+
+
+def read_answer(call: Call[T], status: int, body: bytes) -> T:
+    """What a daemon answered. Raises ServiceError where no daemon answers so."""
+    if call.status not in (None, status):
+        raise ServiceError(
+            f"the address answered {status} to {call.method} {call.path}; a daemon answers {call.status}: is it a "
+            "daemon that answers there?"
+        )
+    return call.read(body)
 
 
 def _with_json(asked: Call[T], body: Mapping[str, Any]) -> Call[T]:
@@ -249,9 +322,15 @@ def rows_call(
 
 
 def ids_of(answer: dict[str, Any], ids: Any) -> I64:
-    """Of rows that were added: those that were given, or those that the daemon chose."""
-    chosen = answer["ids"]
-    return check_ids("ids", ids) if chosen is None else np.array(chosen, dtype=np.int64)
+    """Of rows that were added: those that were given, or those that the daemon chose. Raises ServiceError where the
+    answer has none."""
+
+    def read(chosen: Any) -> I64:
+        if chosen is None and ids is not None:
+            return check_ids("ids", ids)
+        return check_ids("ids", chosen)
+
+    return _field_of(answer, ("ids",), read)
 
 
 def add_documents_call(
@@ -275,9 +354,15 @@ def add_documents_call(
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"documents hold what JSON cannot ({error})") from None
-    asked = Call(method="POST", path="/v1/documents", read=object_of, is_change=True)
+    asked = Call(method="POST", path="/v1/documents", read=_documents_of, is_change=True)
     asked = _with_json(asked, {"documents": given, "words": words})
     return replace(asked, headers={**asked.headers, "idempotency-key": _key_of(key)})
+
+
+def _documents_of(body: bytes) -> dict[str, Any]:
+    answer = object_of(body)
+    _field_of(answer, ("sources",), _of_type(dict))
+    return answer
 
 
 def delete_documents_call(sources: Iterable[str], *, key: str | None) -> Call[dict[str, Any]]:
@@ -303,7 +388,7 @@ def _key_of(given: str | None) -> str:
 
 
 def drain_call() -> Call[None]:
-    return Call(method="POST", path="/v1/drain", read=nothing, of_daemon=True)
+    return Call(method="POST", path="/v1/drain", read=nothing, of_daemon=True, status=202)
 
 
 def indexes_call() -> Call[dict[str, Any]]:
@@ -317,7 +402,7 @@ def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None) -
 
 
 def _session_of(body: bytes) -> str:
-    return str(object_of(body)["session"])
+    return _field_of(object_of(body), ("session",), _of_type(str))
 
 
 def session_call(session: str) -> Call[dict[str, Any]]:
@@ -326,7 +411,7 @@ def session_call(session: str) -> Call[dict[str, Any]]:
 
 
 def close_session_call(session: str) -> Call[None]:
-    return Call(method="DELETE", path=_path_of(session), read=nothing)
+    return Call(method="DELETE", path=_path_of(session), read=nothing, status=204)
 
 
 def _path_of(session: str) -> str:
@@ -385,7 +470,7 @@ def search_call(queries: Any, session: str | None, **options: Any) -> Call[Searc
 
 def lookahead_call(drafts: Any, session: str, **options: Any) -> Call[None]:
     """As :func:`search_call`. Sent twice, it moves the lists once."""
-    return _queries_call(f"{_path_of(session)}/lookahead", drafts, options, nothing)
+    return replace(_queries_call(f"{_path_of(session)}/lookahead", drafts, options, nothing), status=202)
 
 
 def recent_call(queries: Any) -> Call[dict[str, Any]]:
@@ -394,12 +479,14 @@ def recent_call(queries: Any) -> Call[dict[str, Any]]:
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridIndexError | None:
-    """The error of an answer, or None."""
-    if status < 400:
+    """The error of an answer, or None. A redirect is one: no daemon sends any, and requests with a key follow none."""
+    if status < 300:
         return None
+    if status < 400:
+        return ServiceError(f"the daemon's address answered {status}{_leads_to(headers)}")
     try:
         problem = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = {}
     if not isinstance(problem, dict):
         problem = {}
@@ -424,6 +511,18 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)
+
+
+def _leads_to(headers: Mapping[str, str]) -> str:
+    """Where a redirect leads, without what may be secret: a name, a password, a query."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(headers.get("location", ""))
+        host = parts.netloc.rpartition("@")[2]
+        where = (f"{parts.scheme}://{host}" if host and parts.scheme else host and f"//{host}") + parts.path
+        # Of what cannot be read as an address, any part before an @ may be a password.
+        if where and "@" not in where and parts.scheme in ("", "http", "https"):
+            return f", which leads to {where[:200]}; give that address"
+    return "; expected an answer of a daemon"
 
 
 def _wait_s(headers: Mapping[str, str]) -> float:

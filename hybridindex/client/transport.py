@@ -8,15 +8,17 @@ from types import ModuleType
 from typing import Any
 
 from hybridindex.bearer import bearer
-from hybridindex.client.messages import Address, Call
+from hybridindex.client.exchange import Waits, bound_each_wait
+from hybridindex.client.messages import Address, Call, not_an_address
 from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError, how_to_install
 
 __all__ = [
     "RequestMaker",
     "TimeLimits",
+    "async_transport",
+    "blocking_transport",
     "load_httpx",
     "never_sent",
-    "transport_options",
     "unreachable",
 ]
 
@@ -58,8 +60,17 @@ class TimeLimits:
         return min(deadline_ms / 1e3, self._timeout_s)
 
 
-def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:
-    """For an httpx transport, which uses no proxies of the environment."""
+def blocking_transport(address: Address, verify: ssl.SSLContext | bool) -> Any:
+    """One of httpx, which uses no proxies of the environment."""
+    return bound_each_wait(load_httpx().HTTPTransport(**_options(address, verify)))
+
+
+def async_transport(address: Address, verify: ssl.SSLContext | bool) -> Any:
+    """As :func:`blocking_transport`, for asyncio."""
+    return load_httpx().AsyncHTTPTransport(**_options(address, verify))
+
+
+def _options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:
     return {"uds": address.uds, "verify": verify} if address.uds is None else {"uds": address.uds}
 
 
@@ -72,8 +83,12 @@ class RequestMaker:
 
     def __init__(self, address: Address, key: str | None, index: str | None = None) -> None:
         """``index``: which of several is meant; None: the first. Raises InvalidInputError for a key that no header can
-        carry."""
+        carry, and an address that httpx cannot read."""
         self._httpx = load_httpx()
+        try:
+            self._httpx.URL(address.url)
+        except self._httpx.InvalidURL as error:
+            raise not_an_address(address.url, str(error)) from None
         self._index = index
         self._address = address
         self._own = {} if key is None else {"authorization": bearer(key, "key (HYBRIDINDEX_KEY of the environment)")}
@@ -89,7 +104,7 @@ class RequestMaker:
             self._url(call.path_of(self._index), params),
             headers={**call.headers, **self._own},
             content=call.content,
-            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)},
+            extensions={"timeout": Waits(timeout_s)},
         )
 
     def _url(self, path: str, params: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from hybridindex.answer_codec import decode_answer
-from hybridindex.client.messages import Call, delete_call, error_of, ids_of, rows_call, search_call
+from hybridindex.client.messages import Call, count_of, delete_call, error_of, ids_of, rows_call, search_call
 from hybridindex.cluster.batches import divide, put_together
 from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_number
 from hybridindex.errors import (
@@ -465,11 +465,11 @@ class ClusterRouter:
         counted: where the node that writes is lost, another one is asked."""
         if ids is None:
             raise InvalidInputError("ids is None; expected the id of each row")
-        return int(self._change(rows_call(vectors, ids, attributes, replaces=True), again=True)["replaced"])
+        return count_of(self._change(rows_call(vectors, ids, attributes, replaces=True), again=True), "replaced")
 
     def delete(self, ids: Any = None, *, where: str | None = None) -> int:
         """Deletes rows by id, or those of which a condition is true; how many ids were there. As :meth:`upsert`."""
-        return int(self._change(delete_call(ids, where), again=True)["deleted"])
+        return count_of(self._change(delete_call(ids, where), again=True), "deleted")
 
     def _change(self, call: Call[dict[str, Any]], *, again: bool) -> dict[str, Any]:
         """``again``: made twice, it has the effect of one."""

@@ -19,10 +19,11 @@ WORDS = (
     (r"Awaitable\[object\]", "object"),
     (r"\basync (def|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAsync(Client|RemoteSession|HTTPTransport)\b", r"\1"),
+    (r"\bAsync(Client|RemoteSession)\b", r"\1"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\ba(read|close)\b", r"\1"),
-    (r"\bhandle_async_request\b", "handle_request"),
+    (r"\baclose\b", "close"),
+    (r"\basync_answer_within\b", "answer_within"),
+    (r"\basync_transport\b", "blocking_transport"),
 )
 
 
