@@ -290,6 +290,8 @@ class ListLoad:
 
     def _damaged(self, pieces: I64) -> npt.NDArray[np.bool_]:
         index = self._index
+        if index.integrity.quarantined is None:
+            return np.zeros(len(pieces), dtype=np.bool_)
         quarantined = index.integrity.pieces_in_quarantine(index.n_pieces, of_codes=index.rows is not index)
         return np.zeros(len(pieces), dtype=np.bool_) if quarantined is None else quarantined[pieces]
 
