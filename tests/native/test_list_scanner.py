@@ -187,6 +187,24 @@ def test_a_batch_of_4096(code):
     np.testing.assert_array_equal(answer[1][some], one_by_one[1])
 
 
+@pytest.mark.parametrize("kernels", _native.kernels_here())
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("code", ["f32", "sq8"])
+@pytest.mark.parametrize("dim", [16, 33, 128, 400])
+def test_a_distance_is_the_same_however_many_queries_share_the_list(code, metric, kernels, dim):
+    """Few queries take the rows of a block in turn, more take them side by side; the sums are the same, to the bit."""
+    rng = np.random.default_rng(14)
+    lists = make_lists(rng, [75, 16, 3], dim, code)
+    scanner = lists.scanner(metric, kernels)
+    queries = make_queries(rng, 17, dim)
+    probes = np.tile(np.arange(3), (17, 1))
+    together = scan(scanner, queries, probes, 94, ALONE)
+    for group in (1, 2, 3, 5):
+        apart = [scan(scanner, queries[i : i + group], probes[i : i + group], 94, ALONE) for i in range(0, 17, group)]
+        np.testing.assert_array_equal(np.concatenate([d for d, _ in apart]).view(np.int32), together[0].view(np.int32))
+        np.testing.assert_array_equal(np.concatenate([i for _, i in apart]), together[1])
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", ["f32", "sq8"])
 def test_a_hub_that_everybody_probes(code, metric):

@@ -156,8 +156,9 @@ void RowScan::compare(const RowBlock& block, const float* rows) {
         rows = rows_.data();
     }
     const bool fetch_later = shared.direct_ && n_ >= kFetchQueries + kTileQueries && !later_.empty();
+    const bool fetch_next = shared.direct_ && (n_ > 1 || !streams_by_itself());
     (shared.inner_product_ ? kernels.inner_products : kernels.squared_l2)(
-        rows, shared.dim_, queries_, n_, shared.dim_, distances_.data(), shared.direct_ ? block.next.data() : nullptr,
+        rows, shared.dim_, queries_, n_, shared.dim_, distances_.data(), fetch_next ? block.next.data() : nullptr,
         fetch_later ? later_.data() : nullptr);
     if (fetch_later) {
         const std::int64_t fetched = kBlockRows * shared.codes_.code_size / 4 * ((n_ - kFetchQueries) / kTileQueries);

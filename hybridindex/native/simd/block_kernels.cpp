@@ -77,6 +77,15 @@ void interleave(const std::uint8_t* const* rows, int n, std::int64_t row_bytes, 
     }
 }
 
+bool streams_by_itself() {
+#if defined(__x86_64__)
+    static const bool amd = __builtin_cpu_is("amd");
+    return amd;
+#else
+    return false;
+#endif
+}
+
 const BlockKernels& best_kernels() { return *kernels_named(nullptr); }
 
 }  // namespace hybridindex

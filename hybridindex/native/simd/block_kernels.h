@@ -51,7 +51,8 @@ struct BlockKernels {
     const char* name;
     // out[q * kBlockRows + r] = -<queries[q], row r>, as queries come negated, or |queries[q] - row r|^2. Fetches ahead the
     // block that will be read after this one, `next`; and, a quarter block for every kTileQueries beyond kFetchQueries,
-    // what comes later, `later`. Either may be nullptr.
+    // what comes later, `later`. Either may be nullptr. One query without `next` takes the rows in turn, as a stream
+    // that the CPU fetches ahead by itself.
     void (*inner_products)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
                            std::int64_t dim, float* out, const void* next, const void* later);
     void (*squared_l2)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
@@ -125,6 +126,10 @@ void interleave(const std::uint8_t* const* rows, int n, std::int64_t row_bytes, 
 
 // Fewer queries are compared faster as they are.
 constexpr int kFewestHalves = 6;
+
+// Whether the CPU fetches one stream of memory ahead faster by itself than when it is told to. So do AMD's (measured on
+// Zen 4).
+bool streams_by_itself();
 
 // The best that this CPU runs, and by name ("portable", "neon", "avx2", "avx512", "amx"); nullptr: not for this CPU or
 // build.

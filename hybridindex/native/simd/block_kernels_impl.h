@@ -97,6 +97,27 @@ inline void tile(const float* rows, std::int64_t stride, const float* const* que
         std::memcpy(out + c * kBlockRows, reinterpret_cast<const char*>(&sums) + c * R * 4, R * 4);
 }
 
+// One query against W rows, one after the other: a single stream of memory.
+template <bool L2>
+inline void rows_in_turn(const float* rows, std::int64_t stride, const float* query, std::int64_t dim, float* out) {
+    vec acc[W];
+    for (int r = 0; r < W; ++r, rows += stride) {
+        vec sum = {};
+        for (std::int64_t i = 0; i < dim; i += W) {
+            const vec q = load(query + i), x = load(rows + i);
+            if constexpr (L2) {
+                const vec t = q - x;
+                sum += t * t;
+            } else {
+                sum += q * x;
+            }
+        }
+        acc[r] = sum;
+    }
+    const vec sums = sum_lanes(acc);
+    std::memcpy(out, &sums, sizeof(sums));
+}
+
 template <bool L2, int C, int Fetch>
 inline void tiles(const float* rows, std::int64_t stride, const float* const* queries, std::int64_t dim, float* out,
                   const char*& next) {
@@ -112,6 +133,10 @@ void block(const float* rows, std::int64_t stride, const float* const* queries, 
     constexpr int kLines = W * W / 16;
     const char* at = static_cast<const char*>(next);
     int q = 0;
+    if (n == 1 && next == nullptr) {
+        for (int r = 0; r < kBlockRows; r += W) rows_in_turn<L2>(rows + r * stride, stride, queries[0], dim, out + r);
+        return;
+    }
     const auto four = [&]<int Fetch>() {
         tiles<L2, 4, Fetch>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
         q += 4;
@@ -440,23 +465,39 @@ constexpr int kDotBytes = W;
 constexpr bool kFastDots = false;
 #endif
 
+// C queries against W / C rows. Few queries take one row after the other, which is a single stream of memory.
 template <int C, bool Fetch>
 inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
                      std::int32_t* out, const char*& next) {
     constexpr int R = W / C;
-    // Lines of the next block for every step: as many bytes as are read of this one.
-    constexpr int kStep = R * kDotBytes / 64, kLines = kStep > 0 ? kStep : 1;
     ivec acc[W] = {};
-    for (std::int64_t i = 0; i < dim; i += kDotBytes) {
-        if constexpr (Fetch) {
+    if constexpr (C < kTileQueries) {
 #pragma GCC unroll 16
-            for (int line = 0; line < kLines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        for (int r = 0; r < R; ++r, rows += stride) {
+            ivec sums[C] = {};
+            for (std::int64_t i = 0; i < dim; i += kDotBytes) {
+                if constexpr (Fetch)
+                    if (kDotBytes >= 64 || i % 64 == 0) __builtin_prefetch(next, 0, 2), next += 64;
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) sums[c] = dot_step(sums[c], rows + i, queries + c * dim + i);
+            }
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) acc[c * R + r] = sums[c];
         }
+    } else {
+        // Lines of the next block for every step: as many bytes as are read of this one.
+        constexpr int kStep = R * kDotBytes / 64, kLines = kStep > 0 ? kStep : 1;
+        for (std::int64_t i = 0; i < dim; i += kDotBytes) {
+            if constexpr (Fetch) {
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c)
+                for (int line = 0; line < kLines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+            }
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                acc[c * R + r] = dot_step(acc[c * R + r], rows + r * stride + i, queries + c * dim + i);
+            for (int c = 0; c < C; ++c)
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r)
+                    acc[c * R + r] = dot_step(acc[c * R + r], rows + r * stride + i, queries + c * dim + i);
+        }
     }
     const ivec sums = sum_lanes(acc);
 #pragma GCC unroll 16
