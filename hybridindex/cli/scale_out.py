@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hybridindex.partitioner.analysis import Analysis
     from hybridindex.studies.cluster import ClusterInputs, Network, NodesFound
     from hybridindex.studies.simulator.arrivals import Workload
+    from hybridindex.types import Profile
 
 __all__ = ["Asked", "ClusterOptions", "show_scale_out"]
 
@@ -36,7 +37,10 @@ class ClusterOptions:
     ] = None
     node_memory: Annotated[
         str | None,
-        typer.Option(help="Bytes of lists per node; default 80% of the profiled memory.", rich_help_panel=_CLUSTER),
+        typer.Option(
+            help="Bytes of lists per node, by codes of their rows; default 80% of the profiled memory, less the codes.",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = None
     node_replicas: Annotated[int, typer.Option(help="Nodes that hold each list.", rich_help_panel=_CLUSTER)] = 2
     by_locality: Annotated[
@@ -72,6 +76,19 @@ class ClusterOptions:
         if re.fullmatch(r"\d{1,3}(,\d{1,3})*", self.nodes) is None:
             raise InvalidInputError(f"--nodes is {self.nodes!r}; expected numbers of nodes such as 1,4,16")
         return tuple(dict.fromkeys(int(word) for word in self.nodes.split(",")))
+
+    def memory_bytes(self, profile: Profile) -> int:
+        """Of each node, for lists; by codes for their rows, beside all codes."""
+        if self.node_memory is not None:
+            return parse_bytes(self.node_memory)
+        memory = profile.hardware.memory_bytes
+        codes = 0 if profile.bits is None else int(profile.list_bytes.sum())
+        if (left := memory * 4 // 5 - codes) < 1:
+            raise InvalidInputError(
+                f"the codes of all lists take {readable_bytes(codes)}, and 80% of the profiled memory is "
+                f"{readable_bytes(memory * 4 // 5)}; say with --node-memory what each node has for rows beside them"
+            )
+        return left
 
     def network(self) -> Network:
         """Measured numbers, but for those that are given."""
@@ -133,12 +150,11 @@ def show_scale_out(
     from hybridindex.studies.simulator import EngineRules
 
     counts, network = cluster.counts(), cluster.network()
-    memory = analysis.profile.hardware.memory_bytes * 4 // 5
     inputs = ClusterInputs(
         analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=devices[0]),
         slo_s=asked.slo_ms / 1e3,
         rate=asked.rate,
-        node_bytes=memory if cluster.node_memory is None else parse_bytes(cluster.node_memory),
+        node_bytes=cluster.memory_bytes(analysis.profile),
         replicas=cluster.node_replicas,
         network=network,
         by_locality=cluster.by_locality,
@@ -149,8 +165,9 @@ def show_scale_out(
     )
     assumptions = [
         *said,
-        f"assumed: every node is like the profiled machine, holds up to {readable_bytes(inputs.node_bytes)} of lists "
-        f"and {_on_devices(inputs)}; {_copies(inputs.replicas, counts)}; no node fails, and none is slower than others",
+        f"assumed: every node is like the profiled machine, holds up to {readable_bytes(inputs.node_bytes)} of "
+        f"{_held(inputs)} and {_on_devices(inputs)}; {_copies(inputs.replicas, counts)}; no node fails, and none is "
+        "slower than others",
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
         f"engine loses {network.request_s * 1e6:.3g} us for each request of a client, {network.ask_s * 1e6:.3g} us for "
         f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked; a client "
@@ -174,6 +191,7 @@ def show_scale_out(
         "slo_ms": asked.slo_ms,
         "attainment_goal": asked.attainment,
         "node_bytes": inputs.node_bytes,
+        "code_bytes": inputs.code_bytes,
         "assumptions": assumptions,
         "nodes": [one.to_data() for one in found],
         "explanation": knee,
@@ -189,6 +207,12 @@ def show_scale_out(
             nearest = f"; the nearest feasible rate is {best.rate:.4g} on {best.n_nodes} nodes" if best.rate else ""
             out.print(f"infeasible: no number of nodes serves {asked.rate:g} requests/s{nearest}", highlight=False)
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _held(inputs: ClusterInputs) -> str:
+    if not inputs.by_codes:
+        return "lists"
+    return f"rows beside {readable_bytes(inputs.code_bytes)}, the codes of all lists, which it scans,"
 
 
 def _on_devices(inputs: ClusterInputs) -> str:

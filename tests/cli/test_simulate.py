@@ -14,7 +14,7 @@ from hybridindex.cli.console import ExitCode
 from hybridindex.index.compress import compress
 from hybridindex.store.control import ControlStore
 from tests.clustered import clustered
-from tests.partitioner.synthetic import make_profile
+from tests.partitioner.synthetic import make_profile, with_candidates
 
 FEW = ("--requests", 2000, "--budget", "64MiB", "--json")
 
@@ -265,9 +265,51 @@ def test_a_profile_of_codes_is_taken_where_a_plan_would_take_it(cli, tmp_path):
         store.save_profile(replace(rows, id=None, index_fingerprint=opened.ivf.rows.by_codes().fingerprint))
         store.save_profile(replace(rows, id=None))
     assert cli("--profile", path, *QUICK).json["profile_id"] == 2
-    # Nodes of a cluster scan rows.
     words = (*QUICK[:4], "--no-find-rate", "--requests", 500, "--nodes", "1", "--json")
-    assert cli("--profile", path, *words).json["profile_id"] == 3
+    assert cli("--profile", path, *words).json["profile_id"] == 2
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory):
+    """A small index with codes and a profile of them: 640,000 rows of 2 KiB, in codes of 64 bytes."""
+    path = tmp_path_factory.mktemp("coded") / "idx"
+    built_with_profiles(path)
+    with hx.open(path) as opened:
+        compress(opened.ivf, bits=1, queries=None)
+    made = make_profile(noise=0.05, device_per_byte_s=2e-11, code_size=64, mean_size=2400)
+    made = with_candidates(replace(made, codec="rabitq1"), 2048)
+    with hx.open(path) as opened, opened.store() as store:
+        store.save_profile(replace(made, index_fingerprint=opened.ivf.rows.by_codes().fingerprint))
+    return path, made
+
+
+def test_nodes_that_scan_codes_hold_all_of_them_beside_their_rows(cli, coded):
+    path, made = coded
+    words = ("--profile", path, "--rate", 500, "--slo-ms", 20, "--requests", 1000, "--nodes", "1,4", "--no-find-rate")
+    told = cli(*words, "--json").json
+    assert told["code_bytes"] == made.nbytes
+    assert told["node_bytes"] == (1 << 34) * 4 // 5 - made.nbytes
+    (said,) = (each for each in told["assumptions"] if "every node is like" in each)
+    assert "of rows beside 39.1 MiB, the codes of all lists, which it scans, and none of them on devices" in said
+    # Two replicas of 1.2 GiB of rows on four nodes.
+    one, four = cli(*words, "--node-memory", "800MiB", "--json").json["nodes"]
+    assert "bytes of memory are missing" in one["refused"]
+    assert 500 << 20 < four["node_bytes"] <= 800 << 20
+    assert four["fan_out"] > 0.2
+    assert 0.2 < four["local_share"] < 1
+    assert 0 < four["costs"]["compare_s"] < four["costs"]["node_s"]
+
+
+def test_codes_that_leave_no_memory_for_rows_are_named(cli, coded, tmp_path):
+    _, made = coded
+    large = replace(made, hardware=replace(made.hardware, memory_bytes=48 << 20), index_fingerprint="large")
+    with ControlStore.open(f"sqlite:///{tmp_path / 'store.sqlite'}") as store:
+        number = store.save_profile(large).id
+    words = ("--profile", number, "--store", f"sqlite:///{tmp_path / 'store.sqlite'}", *QUICK[:4], "--nodes", "2")
+    told = cli(*words, "--requests", 500, "--no-find-rate", "--json")
+    assert told.code == ExitCode.BAD_INPUT
+    assert "the codes of all lists take 39.1 MiB, and 80% of the profiled memory is 38.4 MiB" in told.err
+    assert cli(*words, "--requests", 500, "--no-find-rate", "--node-memory", "2GiB", "--json").code == 0
 
 
 def test_what_lookahead_may_use_is_said_and_a_window_without_an_arena_is_refused(cli, index):

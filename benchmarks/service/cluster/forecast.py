@@ -54,14 +54,17 @@ def measure_forecast(
 
     Args:
         rate: of :func:`~benchmarks.service.cluster.rate.measure_rate`, before. What has a part of a core takes longer
-            by it: SLO and rates are scaled by that.
+            by it: SLO and rates are scaled by that. Of an index with codes, only what nodes that scan codes did.
         profile_s: of each round, for each number of lists.
         repeats: of :func:`~benchmarks.service.cluster.routing.measure_costs`.
     """
+    precision = "rows" if workload.code_bits is None else "codes"
+    rate = {**rate, "rows": [row for row in rate["rows"] if row["precision"] == precision]}
     nprobes = sorted({row["nprobe"] for row in rate["rows"]})
+    options = ("--threads", "1", "--precision", precision)
     with ExitStack() as stack:
         clusters = [
-            stack.enter_context(nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=("--threads", "1")))
+            stack.enter_context(nodes(workload, folder / f"forecast-{n}", n, replicas=1, options=options))
             for n in range(1, len(os.sched_getaffinity(0)) + 1)
         ]
         measured = [
@@ -70,6 +73,7 @@ def measure_forecast(
         ]
     return {
         "rounds": rounds,
+        "precision": precision,
         "costs": [
             {"nprobe": nprobe, "choosing": choosing, **_costs([each.networks[nprobe, choosing] for each in measured])}
             for nprobe, choosing in measured[0].networks

@@ -174,9 +174,9 @@ class ProfileChoice:
     store: StoreUrl = None
 
     @contextmanager
-    def open(self, *, of_nodes: bool) -> Iterator[tuple[ControlStore, Profile]]:
+    def opened(self) -> Iterator[tuple[ControlStore, Profile]]:
         """The control store, and the profile: the one that is named, or the newest of what a plan of the index would be
-        of; of rows where ``of_nodes``, which scan rows.
+        of.
 
         Raises:
             ProfileError: there is none.
@@ -193,7 +193,7 @@ class ProfileChoice:
         if store is None and not filesystem.is_file(Path(profile) / "control.sqlite"):
             raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
         with hx.open(Path(profile), verify="quick") as opened, opened.store(store) as control:
-            view = view_to_plan(opened.ivf, control, "rows" if of_nodes else "auto", any_hardware=True)
+            view = view_to_plan(opened.ivf, control, "auto", any_hardware=True)
             if not control.list_profiles(index_fingerprint=view.fingerprint):
                 raise ProfileError(
                     f"--profile: {profile} has no profile of its {precision_of(view)} in control store {control.name}; "
@@ -239,7 +239,7 @@ def simulate(
     names = study.policies()
     n_devices, chip_name = _devices(server.devices)
     chip = None if chip_name is None else named_chip(chip_name)
-    with profile.open(of_nodes=cluster.nodes is not None) as (control, measured):
+    with profile.opened() as (control, measured):
         llm = None if server.llm is None else chosen_llm(server.llm, control, None)
     bandwidth, transfer = speeds.bytes_per_s(chip)
     if lookahead.window_ms > 0 and transfer is None:

@@ -4,6 +4,9 @@ they ask of each other.
 A node takes all that waits, its own requests and what others ask. It receives and quantizes its own requests, sends
 each other node one scan for all of them, and scans the lists that are here, for both at once. A scan that is asked for
 waits for the asked engine, as requests do. A request ends with the last of its parts.
+
+By codes a node scans its own requests whole, compares the candidates whose rows are here, and asks others to compare
+the rest. What is asked for then does not wait for an engine; it takes its time from it.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ PARTS = (
     "coarse quantization",
     "host scans",
     "device scans",
+    "exact distances",
     "fixed costs of batches",
     "requests, messages and merging",
 )
-_COARSE, _HOST, _DEVICE, _FIXED, _MESSAGES = range(len(PARTS))
+_COARSE, _HOST, _DEVICE, _COMPARE, _FIXED, _MESSAGES = range(len(PARTS))
 #: Random numbers drawn at once.
 _DRAWN = 4096
-_ARRIVES, _STARTS = 0, 1
+_ARRIVES, _STARTS, _COMPARES = 0, 1, 2
 _COLUMNS = [column.name for column in fields(ScanWork)]
 
 
@@ -48,23 +52,25 @@ class ClusterRun:
     #: (n_nodes,) float64 seconds in which each engine was busy; (n_nodes, n_devices) each device.
     engine_s: F64
     device_s: F64
-    #: (5,) float64 seconds of all nodes together, by :data:`PARTS`. Devices: of the slowest of each batch.
+    #: (6,) float64 seconds of all nodes together, by :data:`PARTS`. Devices: of the slowest of each batch.
     spent_s: F64
     #: (b,) int64 queries of each batch of own requests, in order of start.
     batches: I64
-    #: Scans that nodes asked of each other, and queries in them.
+    #: Scans or comparisons that nodes asked of each other, and queries in them.
     n_scans: int
     n_asked: int
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """What waits for an engine: an own request, or a scan that ``asked_by`` wants."""
+    """An own request, or a scan that ``asked_by`` wants, which both wait for an engine; or a comparison of
+    ``candidates`` that it wants."""
 
     requests: list[int]
     #: Without any, an own request has nothing to scan here.
     visits: list[int]
     asked_by: int = -1
+    candidates: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -99,13 +105,19 @@ class _Loop:
     def __init__(self, arrivals: F64, system: ClusterSystem, visits: Visits, seed: int) -> None:
         given, model = system.inputs, system.model
         self._rules, self._network, self._model = given.rules, given.network, model
-        self._visits, self._bytes = visits, system.plan.list_bytes.astype(np.float64)
+        self._visits, self._bytes = visits, system.pool.list_bytes.astype(np.float64)
         self._dim, self._k = given.analysis.profile.dim, given.analysis.profile.k
         self._request_cost = system.pool.request_cost
         self._hybrid = [bool((one >= 0).any()) for one in system.list_device]
         self._first, self._start = visits.first.tolist(), visits.start.tolist()
         self._cut, self._node_of = visits.on_devices.tolist(), visits.node.tolist()
         self._work, self._elsewhere = visits.host_work.tolist(), visits.elsewhere.tolist()
+        self._asked: list[list[tuple[int, int]]] = []
+        self._compared_here: list[int] = []
+        if (compared := visits.compared) is not None:
+            others = list(zip(compared.node.tolist(), compared.candidates.tolist(), strict=True))
+            self._asked = [others[a:b] for a, b in itertools.pairwise(compared.first.tolist())]
+            self._compared_here = compared.here.tolist()
         probes = (visits.on_devices - visits.start[:-1]).astype(np.float64)
         work, one = visits.host_work, np.ones_like(visits.host_work)
         alone = self._predict(one, probes, probes, work, work, work, visits.elsewhere)
@@ -137,8 +149,15 @@ class _Loop:
         while self._events:
             now, what, _, node, task = heapq.heappop(self._events)
             if what == _STARTS:
+                free_s = max(node.free_s, self._slot_s(node))
+                if free_s > now:  # comparisons came meanwhile
+                    self._push(free_s, _STARTS, node, None)
+                    continue
                 node.starts = False
                 self._begin(node, now)
+            elif what == _COMPARES:
+                assert task is not None
+                self._compare(node, now, task)
             else:
                 assert task is not None
                 node.waiting.append(task)
@@ -177,6 +196,8 @@ class _Loop:
         coarse_s = self._of_size(len(own))[0] if own else 0.0
         _, merge_s, at_rest_s = self._of_size(size)
         coarse_s *= routing.scale
+        here = sum(self._compared_here[task.requests[0]] for task in own) if self._asked else 0
+        compare_s = self._comparing_s(len(own), here) * routing.scale if here else 0.0
         merge_s = merge_s * routing.scale if hybrid else 0.0
         own_s = routing.fixed_s * (bool(own) + bool(n_asked)) + routing.per_query_s * size
         visits = [visit for task in tasks for visit in task.visits]
@@ -191,11 +212,12 @@ class _Loop:
         if rules.scatter:
             level = int(draw * len(self._host_ratios))
             host_ratio, coarse_ratio = self._host_ratios[level], self._coarse_ratios[level]
-            host_s, rest_s, coarse_s, own_s = (
-                host_s * host_ratio, rest_s * host_ratio, coarse_s * coarse_ratio, own_s * coarse_ratio
+            host_s, rest_s, coarse_s, own_s, compare_s = (
+                host_s * host_ratio, rest_s * host_ratio,
+                coarse_s * coarse_ratio, own_s * coarse_ratio, compare_s * coarse_ratio,
             )  # fmt: skip
         received_s = len(own) * network.request_s / 2
-        split = now + received_s + coarse_s
+        split = now + received_s + coarse_s + compare_s
         device_end = longest = 0.0
         if hybrid and visits:
             took = self._devices(visits, unions) * routing.scale
@@ -205,7 +227,9 @@ class _Loop:
                 node.device_free[device] = max(split, node.device_free[device]) + seconds
                 device_end, longest = max(device_end, node.device_free[device]), max(longest, seconds)
         waiting = routing.serial / routing.scale * min(host_s, longest)
-        n_sent = self._ask(node, split, own)
+        early = rules.early_dispatch and len(tasks) > 1 and host_s > 0
+        asking = [[task] for task in own] if early else [own]
+        n_sent = sum(map(self._n_asked, asking)) if self._asked else self._ask(node, split, own)
         messages_s = n_sent * network.ask_s + n_asked * network.serve_s + received_s
         engine_s = own_s + host_s + waiting + messages_s
         scanned = split + engine_s
@@ -215,7 +239,6 @@ class _Loop:
         host_end = scanned + tail
         node.free_s = scanned + rules.between_s
         end = max(host_end, device_end) if host_s or not device_end else device_end
-        early = rules.early_dispatch and len(tasks) > 1 and host_s > 0
         parts = unions.early_ends() if early and unions is not None else None
         for place, task in enumerate(tasks):
             done = end
@@ -225,13 +248,17 @@ class _Loop:
             elif early and not task.visits:
                 done = split
             self._answer(node, task, done)
+            if self._asked and early:
+                self._ask_to_compare(node, done - tail - compare_s / len(own), [task])
+        if self._asked and not early:
+            self._ask_to_compare(node, end - tail - compare_s, own)
         node.ends[node.n_batches % len(node.ends)] = scanned if n_sent else end - rules.answer_s
         node.n_batches += 1
         node.busy_s += node.free_s - now
         if own:
             self.batches.append(len(own))
         for part, seconds in (
-            (_COARSE, coarse_s), (_HOST, host_s - rest_s + waiting), (_DEVICE, longest),
+            (_COARSE, coarse_s), (_COMPARE, compare_s), (_HOST, host_s - rest_s + waiting), (_DEVICE, longest),
             (_FIXED, own_s + rest_s), (_MESSAGES, received_s + messages_s),
         ):  # fmt: skip
             spent[part] += seconds
@@ -241,8 +268,12 @@ class _Loop:
         if size not in self._stages:
             merge = self._model.merge
             merge_s = 0.0 if merge is None else float(merge.predict(size))
-            self._stages[size] = self._model.fixed_s(size), merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
+            self._stages[size] = self._coarse_s(size), merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
         return self._stages[size]
+
+    def _coarse_s(self, size: int) -> float:
+        coarse = self._model.coarse
+        return 0.0 if coarse is None else float(coarse.predict(size))
 
     def _host(self, visits: list[int], size: int, unions: _Unions | None) -> float:
         """Seconds of the host's scan."""
@@ -291,6 +322,44 @@ class _Loop:
             self.n_asked += len(scan.requests)
         self.n_scans += len(scans)
         return len(scans)
+
+    def _comparing_s(self, n: int, candidates: int) -> float:
+        """Seconds in which so many candidates of ``n`` queries are compared on a host."""
+        rerank = self._model.rerank
+        assert rerank is not None, "checked where the inputs were made"
+        return float(rerank.predict(n, np.array([float(candidates)]))[0])
+
+    def _n_asked(self, group: list[_Task]) -> int:
+        """Nodes that compare candidates of these requests for others."""
+        return len({other for task in group for other, _ in self._asked[task.requests[0]]})
+
+    def _ask_to_compare(self, node: _Node, at_s: float, group: list[_Task]) -> None:
+        """Sends each other node the candidates of these requests whose rows it has."""
+        asked: dict[int, _Task] = {}
+        widest: dict[int, int] = {}
+        for task in group:
+            for other, candidates in self._asked[task.requests[0]]:
+                one = asked.setdefault(other, _Task([], [], node.number))
+                one.requests.append(task.requests[0])
+                one.candidates += candidates
+                widest[other] = max(widest.get(other, 0), candidates)
+        for other, one in sorted(asked.items()):
+            nbytes = scan_bytes(len(one.requests), self._dim, widest[other])
+            sent = self._send(node, at_s + self._network.ask_s / 2, nbytes)
+            self._push(sent, _COMPARES, self.nodes[other], one)
+            self.n_asked += len(one.requests)
+        self.n_scans += len(asked)
+
+    def _compare(self, node: _Node, now: float, task: _Task) -> None:
+        """At once, on a thread of its own: the engine has the processor as much later."""
+        scale = (self._model.hybrid_routing if self._hybrid[node.number] else self._model.host_routing).scale
+        seconds = self._comparing_s(len(task.requests), task.candidates) * scale
+        took = self._network.serve_s + seconds
+        node.free_s = max(node.free_s, now) + took
+        node.busy_s += took
+        self.spent_s[_COMPARE] += seconds
+        self.spent_s[_MESSAGES] += self._network.serve_s
+        self._answer(node, task, now + took)
 
     def _answer(self, node: _Node, task: _Task, at_s: float) -> None:
         if task.asked_by >= 0:

@@ -38,6 +38,8 @@ class Costs:
     host_s: float
     #: Of the slowest device of each batch.
     device_s: float
+    #: Exact distances of candidates, by codes.
+    compare_s: float
     fixed_s: float
     messages_s: float
     #: Of the engines, or of the busiest device of each node where that is busier.
@@ -55,10 +57,11 @@ class NodesFound:
     refused: str = ""
     outcome: Outcome | None = None
     compliant: RateFound | None = None
-    #: Nodes beside the answering one that a query asks; part of its bytes that the answering one scans.
+    #: Nodes beside the answering one that a query asks; part of its bytes that the answering one scans, by codes of its
+    #: candidates that it compares.
     fan_out: float = 0.0
     local_share: float = 0.0
-    #: Bytes of lists on the fullest node; lists that more than ``replicas`` nodes hold.
+    #: Bytes of lists on the fullest node, by codes of their rows; lists that more than ``replicas`` nodes hold.
     node_bytes: int = 0
     n_spread: int = 0
     #: At the highest rate within the SLO, where there is one, else at the rate that was asked for.
@@ -171,11 +174,12 @@ def _node_s(done: ClusterRun) -> F64:
 
 def _costs(done: ClusterRun) -> Costs:
     n, busy = len(done.done_s), _node_s(done)
-    coarse, host, device, fixed, messages = (done.spent_s / n).tolist()
+    coarse, host, device, compare, fixed, messages = (done.spent_s / n).tolist()
     return Costs(
         coarse_s=coarse,
         host_s=host,
         device_s=device,
+        compare_s=compare,
         fixed_s=fixed,
         messages_s=messages,
         node_s=float(busy.sum()) / n,
@@ -273,7 +277,7 @@ def _why_dearer(a: Costs, b: Costs, last: NodesFound) -> str:
 
 
 def _parts(costs: Costs) -> tuple[float, ...]:
-    return costs.coarse_s, costs.host_s, costs.device_s, costs.fixed_s, costs.messages_s
+    return costs.coarse_s, costs.host_s, costs.device_s, costs.compare_s, costs.fixed_s, costs.messages_s
 
 
 def _ms(seconds: float) -> str:

@@ -15,11 +15,11 @@ from hybridindex.partitioner.nodes.cover import MOST_NODES
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest, lists_of_node
 from hybridindex.partitioner.nodes.placement import place_lists
 from hybridindex.partitioner.placement import place_lpt
-from hybridindex.studies.cluster.visits import Visits, entries_of, visits_of
+from hybridindex.studies.cluster.visits import Visits, compared_by, entries_of, scanned_by, visits_of
 from hybridindex.studies.simulator.arrivals import check_number
 from hybridindex.studies.simulator.engine_loop import EngineRules
 from hybridindex.studies.simulator.query_pool import QueryPool, query_pool
-from hybridindex.types import F64, Profile
+from hybridindex.types import F64, I64, Profile
 
 __all__ = ["ClusterInputs", "ClusterSystem", "Network", "build_cluster"]
 
@@ -61,7 +61,7 @@ class ClusterInputs:
     analysis: Analysis
     slo_s: float
     rate: float
-    #: Bytes of lists that a node may hold.
+    #: Bytes of lists that a node may hold; by codes, of their rows.
     node_bytes: int
     #: Nodes that hold each list; fewer where there are fewer nodes.
     replicas: int = 2
@@ -85,8 +85,21 @@ class ClusterInputs:
             raise InvalidInputError(f"replicas is {self.replicas}; give an integer >= 1")
         if self.rules.max_batch is not None and self.rules.max_batch < 1:
             raise InvalidInputError(f"max_batch is {self.rules.max_batch}; give an integer >= 1, or None")
-        if self.analysis.profile.bits is not None:
-            raise InvalidInputError("the profile is of a search by codes; nodes of a cluster scan rows: profile these")
+        if self.by_codes and (self.analysis.curve.rows is None or self.analysis.latency.rerank is None):
+            raise InvalidInputError(
+                "the profile is of searches by codes, and does not say in which lists their candidates are and what "
+                "comparing them takes; profile the index again"
+            )
+
+    @property
+    def by_codes(self) -> bool:
+        """Nodes scan codes, of which each has all, and hold rows of some lists; else they scan these rows."""
+        return self.analysis.profile.bits is not None
+
+    @property
+    def code_bytes(self) -> int:
+        """Of all lists, on each node beside its rows; 0 where rows are scanned."""
+        return int(self.analysis.profile.list_bytes.sum()) if self.by_codes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,13 +123,34 @@ class ClusterSystem:
     def visits(self, n: int) -> Visits:
         """Visits of ``n`` requests: request i asks query i modulo the pool. Where clients do not choose, of each
         ``n_nodes`` requests in a row every node answers one, in a random order."""
-        probes = self.pool.probes[np.arange(n) % len(self.pool)]
-        if self.inputs.by_locality:
-            return visits_of(probes, self.plan, self.list_device, entries_of(probes, self.plan), self.inputs.n_devices)
-        rng = np.random.default_rng((self.inputs.seed, self.n_nodes))
-        rounds = -(-n // self.n_nodes)
-        own = rng.permuted(np.tile(np.arange(self.n_nodes), (rounds, 1)), axis=1).ravel()[:n]
-        return visits_of(probes, self.plan, self.list_device, own, self.inputs.n_devices)
+        query = np.arange(n) % len(self.pool)
+        probes, given = self.pool.probes[query], self.inputs
+        if given.by_locality:
+            own = entries_of(probes, self.plan)
+        else:
+            rng = np.random.default_rng((given.seed, self.n_nodes))
+            rounds = -(-n // self.n_nodes)
+            own = rng.permuted(np.tile(np.arange(self.n_nodes), (rounds, 1)), axis=1).ravel()[:n]
+        if given.by_codes:
+            where = np.broadcast_to(own[:, None], probes.shape)
+            compared = compared_by(self._candidates(), query, self.plan, own)
+        else:
+            where, compared = scanned_by(probes, self.plan, own), None
+        return visits_of(probes, where, own, self.pool.list_bytes, self.list_device, given.n_devices, compared)
+
+    def _candidates(self) -> I64:
+        """(q, r) int64 list of each candidate of the pool's queries, -1 = none."""
+        rows = self.inputs.analysis.curve.rows
+        assert rows is not None
+        order = np.argsort(rows.probe_query, kind="stable")
+        query, lists = rows.probe_query[order], rows.probe_list[order]
+        # Where candidates were not counted, they are expected numbers, which are rounded so that the sums stay.
+        counts = np.diff(np.floor(np.cumsum(rows.probe_candidates[order]) + 0.5), prepend=0.0).astype(np.int64)
+        query, lists = np.repeat(query, counts), np.repeat(lists, counts)
+        first = np.searchsorted(query, np.arange(len(self.pool)))
+        found = np.full((len(self.pool), max(1, int(np.bincount(query, minlength=1).max()))), -1, dtype=np.int64)
+        found[query, np.arange(len(query)) - first[query]] = lists
+        return found
 
 
 def build_cluster(inputs: ClusterInputs, n_nodes: int) -> ClusterSystem:
@@ -129,17 +163,19 @@ def build_cluster(inputs: ClusterInputs, n_nodes: int) -> ClusterSystem:
         raise InvalidInputError(f"nodes is {n_nodes}; give 1 to {MOST_NODES}")
     profile, curve = inputs.analysis.profile, inputs.analysis.curve
     request = NodeRequest(node_bytes=(inputs.node_bytes,) * n_nodes, replicas=min(inputs.replicas, n_nodes))
-    work = _work(profile)
-    plan = place_lists(profile.list_bytes, work, request, probes=profile.access.fit_probes.astype(np.int64))
+    held_bytes = profile.list_bytes if curve.rows is None else curve.rows.list_bytes
+    probes = profile.access.fit_probes.astype(np.int64)
+    plan = place_lists(held_bytes, _work(profile, held_bytes), request, probes=probes)
     list_device = np.full((n_nodes, profile.nlist), -1, dtype=np.int16)
     room = max(0, inputs.budget_bytes - scratch_for_budget(inputs.budget_bytes)) // curve.geometry.page_bytes
     if inputs.n_devices and room and inputs.analysis.latency.device is not None:
         pages = np.empty(profile.nlist, dtype=np.int64)
         pages[curve.order] = curve.pages_by_rank
-        # A list that several nodes hold is scanned by one of them at a time.
-        each = work / np.maximum(plan.copies, 1)
+        work = _work(profile, profile.list_bytes)
+        # A list that several nodes hold is scanned by one of them at a time; codes by each for its own requests.
+        each = work / (n_nodes if inputs.by_codes else np.maximum(plan.copies, 1))
         for node in range(n_nodes):
-            held = lists_of_node(plan.holders, node)
+            held = np.arange(profile.nlist) if inputs.by_codes else lists_of_node(plan.holders, node)
             held = held[work[held] > 0]
             held = held[np.argsort(curve.rank[held])]
             fits = held[np.cumsum(pages[held]) <= room * inputs.n_devices]
@@ -147,8 +183,8 @@ def build_cluster(inputs: ClusterInputs, n_nodes: int) -> ClusterSystem:
     return ClusterSystem(inputs=inputs, plan=plan, pool=query_pool(curve, profile.dim), list_device=list_device)
 
 
-def _work(profile: Profile) -> F64:
-    """(nlist,) float64 bytes that a query scans of each list, in the mean."""
+def _work(profile: Profile, list_bytes: I64) -> F64:
+    """(nlist,) float64 of the ``list_bytes`` (nlist,) int64 of each list, what a query probes in the mean."""
     accesses = profile.access.list_accesses
-    work: F64 = accesses * profile.list_bytes * (profile.nprobe / max(float(accesses.sum()), 1e-300))
+    work: F64 = accesses * list_bytes * (profile.nprobe / max(float(accesses.sum()), 1e-300))
     return work

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.coverage import CoverageCurve
 from hybridindex.partitioner.models.order_stats import avoid_probability
+from hybridindex.partitioner.models.rows import row_bytes_of
 from hybridindex.router.batch.split import HOST, split_probes
 from hybridindex.types import F64, I64, Profile
 
@@ -131,8 +132,10 @@ def scale_lists(profile: Profile, factor: float) -> Profile:
     if factor == 1:
         return profile
     sizes = np.round(profile.list_sizes * factor).astype(np.int64)
-    code = int(profile.list_bytes.sum()) / max(int(profile.list_sizes.sum()), 1)
-    return replace(profile, list_sizes=sizes, list_bytes=(sizes * round(code)).astype(np.int64))
+    code, notes = int(profile.list_bytes.sum()) / max(int(profile.list_sizes.sum()), 1), profile.notes
+    if codes := notes.get("codes"):  # rows beside them
+        notes = {**notes, "codes": {**codes, "row_bytes": row_bytes_of(profile) * int(sizes.sum())}}
+    return replace(profile, list_sizes=sizes, list_bytes=(sizes * round(code)).astype(np.int64), notes=notes)
 
 
 def move_hot_set(profile: Profile, shift: float) -> Profile:

@@ -14,12 +14,30 @@ import numpy as np
 from hybridindex.partitioner.models.scan_models import ScanWork
 
 
-def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k, request_cost, n_nodes, most):
+def simulate(
+    arrivals,
+    own,
+    where,
+    probes,
+    list_bytes,
+    *,
+    model,
+    network,
+    dim,
+    k,
+    request_cost,
+    n_nodes,
+    most,
+    compared=None,
+    early=True,
+):
     """Seconds at which each request is answered.
 
     Args:
         where: (n, p) node that scans each probe.
         most: largest batch.
+        early: answers leave when their own lists were scanned.
+        compared: of searches by codes: for each request the candidates that each node compares, by node.
     """
     n = len(arrivals)
     part = [
@@ -38,10 +56,30 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
     turn = [0] * n_nodes
     done = np.zeros(n)
     number = n
+    #: Comparisons under way to a node (time, who compares, requests, seconds).
+    comparing: list[Any] = []
 
     def send(node, at, nbytes):
         line[node] = max(line[node], at) + nbytes / network.bytes_per_s
         return line[node] + network.hop_s
+
+    def compare_seconds(counts):
+        """Of the candidates of several requests."""
+        if not sum(counts):
+            return 0.0
+        rerank = model.rerank
+        each = rerank.overhead_s + rerank.per_query_s * len(counts) + rerank.per_candidate_s * sum(counts)
+        return each * model.host_routing.scale
+
+    def ask_to_compare(node, at, rows):
+        """Other nodes compare what they have of these requests; how many are asked."""
+        others = sorted({other for i in rows for other in compared[i] if other != node})
+        for other in others:
+            mine = [i for i in rows if other in compared[i]]
+            counts = [compared[i][other] for i in mine]
+            there = send(node, at + network.ask_s / 2, 4 * len(mine) * (dim + 2 * max(counts)))
+            comparing.append((there, other, mine, network.serve_s + compare_seconds(counts)))
+        return len(others)
 
     def scan_seconds(groups):
         lists = [group for group in groups if group]
@@ -93,6 +131,14 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
             if coming[node]:
                 at = max(min(item[0] for item in coming[node]), free[node], slots[node][turn[node] % 2])
                 starts.append((at, node))
+        if comparing and (not starts or min(comparing)[0] < min(starts)[0]):
+            comparing.sort()
+            at, node, rows, seconds = comparing.pop(0)
+            free[node] = max(free[node], at) + seconds
+            back = send(node, at + seconds, 12 * len(rows) * k) + network.ask_s / 2
+            for i in rows:
+                done[i] = max(done[i], back)
+            continue
         if not starts:
             return done + network.client_s
         now, node = min(starts)
@@ -108,7 +154,9 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
         owned = [item[3][0] for item in batch if item[2] == "own"]
         begin = max(now, free[node], slots[node][turn[node] % 2])
         received = len(owned) * network.request_s / 2
-        split = begin + received + (model.fixed_s(len(owned)) * model.host_routing.scale if owned else 0.0)
+        coarse = float(model.coarse.predict(len(owned))) * model.host_routing.scale if owned else 0.0
+        exact = compare_seconds([compared[i].get(node, 0) for i in owned]) if compared else 0.0
+        split = begin + received + coarse + exact
         asked: dict[int, list[int]] = {}
         for i in owned:
             for other in range(n_nodes):
@@ -121,17 +169,26 @@ def simulate(arrivals, own, where, probes, list_bytes, *, model, network, dim, k
             there = send(node, split + network.ask_s / 2, nbytes)
             coming[other].append((there, number, "asked", rows, node))
             number += 1
-        messages = len(asked) * network.ask_s + (len(batch) - len(owned)) * network.serve_s + received
         groups = [[part[i][node] for i in item[3]] for item in batch]
         scan = scan_seconds([group for task in groups for group in task])
+        leaves = early and len(batch) > 1 and scan
+        n_asked = len(asked)
+        if compared:
+            alike = [[i] for i in owned] if leaves else [owned]
+            n_asked = sum(len({other for i in rows for other in compared[i] if other != node}) for rows in alike)
+        messages = n_asked * network.ask_s + (len(batch) - len(owned)) * network.serve_s + received
         kinds = len({item[2] for item in batch})
         took = kinds * model.host_routing.fixed_s + model.host_routing.per_query_s * size + scan + messages
-        parts = ends(groups) if len(batch) > 1 and scan else [1.0] * len(batch)
+        parts = ends(groups) if leaves else [1.0] * len(batch)
         for item, share in zip(batch, parts, strict=True):
             at = split + share * took
             if item[2] == "asked":
                 at = send(node, at, 12 * len(item[3]) * k) + network.ask_s / 2
             for i in item[3]:
                 done[i] = max(done[i], at)
+            if compared and leaves:
+                ask_to_compare(node, at - exact / len(owned), item[3])
+        if compared and not leaves:
+            ask_to_compare(node, split + took - exact, owned)
         free[node] = slots[node][turn[node] % 2] = split + took
         turn[node] += 1

@@ -16,7 +16,7 @@ from hybridindex.studies.simulator import EngineRules, bursty, poisson, simulate
 from hybridindex.studies.simulator.engine_loop import retrieve
 from hybridindex.studies.simulator.stage_table import stage_table
 from hybridindex.studies.simulator.system import System
-from tests.partitioner.synthetic import make_profile
+from tests.partitioner.synthetic import make_profile, with_candidates
 from tests.studies.cluster import naive
 
 #: Asking costs nearly nothing.
@@ -33,6 +33,18 @@ def analysis() -> Analysis:
 def heavy() -> Analysis:
     """4 GB in lists of 15 MB: a query takes the host 50 ms."""
     return analyse(make_profile(n=1000, noise=0.05, device_per_byte_s=2e-11, mean_size=30_000))
+
+
+@pytest.fixture(scope="module")
+def codes() -> Analysis:
+    """64 bytes a row are scanned, of rows of 2 KiB; 200 candidates a query, which take a host 80 us."""
+    made = make_profile(n=1000, noise=0.05, device_per_byte_s=2e-11, code_size=64, mean_size=2400)
+    return analyse(with_candidates(replace(made, codec="rabitq1"), 2048))
+
+
+def of_rows(analysis: Analysis, part: float, **more) -> ClusterInputs:
+    """``part`` of the rows fits a node."""
+    return replace(given(analysis, **more), node_bytes=int(part * 2048 * int(analysis.profile.list_sizes.sum())))
 
 
 def given(analysis: Analysis, part: float = 0.6, **more) -> ClusterInputs:
@@ -70,6 +82,108 @@ def test_it_is_what_happens_step_by_step(analysis, n_nodes, rate, most):
     assert (found.done_s > arrivals).all()
     assert (found.n_scans > 0) == (n_nodes > 1)
     assert 1 < found.batches.max() <= most
+
+
+@pytest.mark.parametrize(("n_nodes", "rate"), [(1, 1500.0), (2, 3000.0), (5, 9000.0)])
+@pytest.mark.parametrize("most", [16, 1000])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_search_by_codes_is_what_happens_step_by_step(codes, n_nodes, rate, most, early):
+    network = Network(hop_s=3e-4, bytes_per_s=2e7, ask_s=1e-4, serve_s=7e-5, request_s=6e-5, client_s=2e-4)
+    rules = EngineRules(max_batch=most, scatter=False, early_dispatch=early)
+    inputs = of_rows(codes, 1.0 if n_nodes == 1 else 0.7, replicas=1, rules=rules, network=network)
+    system = build_cluster(inputs, n_nodes)
+    arrivals = bursty(rate, 1500, burstiness=3.0, period_s=0.05, seed=5).arrivals
+    visits = system.visits(len(arrivals))
+    found = serve(arrivals, system, visits, seed=0)
+    asked = visits.compared
+    assert asked is not None
+    compared = [{int(own): int(here)} for own, here in zip(visits.own, asked.here, strict=True)]
+    for i, each in enumerate(compared):
+        for place in range(asked.first[i], asked.first[i + 1]):
+            each[int(asked.node[place])] = int(asked.candidates[place])
+    probes = system.pool.probes[np.arange(len(arrivals)) % len(system.pool)]
+    where = np.broadcast_to(visits.own[:, None], probes.shape)
+    expected = naive.simulate(
+        arrivals, visits.own, where, probes, codes.profile.list_bytes, model=codes.latency, network=network,
+        dim=codes.profile.dim, k=codes.profile.k, request_cost=system.pool.request_cost, n_nodes=n_nodes, most=most,
+        compared=compared, early=early,
+    )  # fmt: skip
+    assert found.done_s == pytest.approx(expected, rel=1e-9)
+    assert (found.n_scans > 0) == (n_nodes > 1)
+    assert 1 < found.batches.max() <= most
+
+
+@pytest.mark.parametrize("n_nodes", [2, 4, 16])
+def test_candidates_are_compared_where_their_rows_are(codes, n_nodes):
+    system = build_cluster(of_rows(codes, 1.2 if n_nodes == 2 else 0.6), n_nodes)
+    visits, on = system.visits(600), matrix_of(system.plan.holders, n_nodes)
+    asked, access = visits.compared, codes.curve.rows
+    assert asked is not None
+    assert access is not None
+    counts = np.zeros((len(system.pool), codes.profile.nlist))
+    counts[access.probe_query, access.probe_list] = access.probe_candidates
+    mine = counts[np.arange(600) % len(system.pool)]
+    assert asked.here.tolist() == (mine * on.T[visits.own]).sum(axis=1).tolist()
+    every = asked.here + np.bincount(
+        np.repeat(np.arange(600), np.diff(asked.first)), weights=asked.candidates, minlength=600
+    )
+    assert every.tolist() == mine.sum(axis=1).tolist()
+    assert visits.fan_out == len(asked.node) / 600
+    assert visits.local == pytest.approx(asked.here / every)
+    # Each node scans the codes of all that its requests probe.
+    assert visits.node.tolist() == visits.own.tolist()
+    assert (
+        visits.host_work.sum() == codes.profile.list_bytes[system.pool.probes[np.arange(600) % len(system.pool)]].sum()
+    )
+    # A node is asked for no more than what it has.
+    for request in range(600):
+        for place in range(asked.first[request], asked.first[request + 1]):
+            assert asked.node[place] != visits.own[request]
+            assert asked.candidates[place] <= (mine[request] * on[:, asked.node[place]]).sum()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_one_node_of_codes_is_the_machine(codes, load):
+    inputs = of_rows(codes, 1.0, n_devices=2, budget_bytes=(1 << 20) + (4 << 20), network=FREE)
+    cluster = build_cluster(inputs, 1)
+    # The machine's table knows the median of all queries, and a cluster the candidates of each.
+    rows, rerank = codes.curve.rows, cluster.model.rerank
+    assert rows is not None
+    assert rerank is not None
+    model = replace(cluster.model, rerank=replace(rerank, candidates=float(rows.every.mean())))
+    table = stage_table(cluster.pool, model, cluster.list_device[0], 2, resident_bytes=0)
+    alone = System(name="one", table=table, rules=inputs.rules)
+    workload = poisson(load * table.capacity(), 8000, seed=2)
+    one = simulate(alone, workload, slo_s=0.01, seed=3)
+    visits = cluster.visits(8000)
+    latency = serve(workload.arrivals, cluster, visits, seed=3).done_s - workload.arrivals
+    assert 0 < one.hit_rate < 1
+    assert visits.hit_rate.mean() == pytest.approx(one.hit_rate)
+    for percentile, expected in ((50, one.search.p50), (90, one.search.p90), (99, one.search.p99)):
+        assert np.percentile(latency, percentile) == pytest.approx(expected, rel=0.03)
+
+
+def test_nodes_that_scan_codes_scan_them_once_for_a_query(codes):
+    """Wherever the rows are, so that nodes together scan as much as one alone."""
+    network = replace(FREE, ask_s=2e-4, serve_s=2e-4, hop_s=1e-4)
+    inputs = of_rows(codes, 0.6, network=network, slo_s=0.05)
+    found = scale_out(inputs, (4,), lambda rate: poisson(rate, 1000, seed=1))[0]
+    assert found.costs is not None
+    assert found.fan_out > 0.5
+    assert 0 < found.costs.compare_s < found.costs.host_s
+    assert found.node_bytes > 10 * inputs.code_bytes / 4
+    alone = scale_out(of_rows(codes, 1.0, network=network, slo_s=0.05), (1,), lambda rate: poisson(rate, 1000, seed=1))[
+        0
+    ]
+    assert alone.costs is not None
+    assert found.costs.host_s == pytest.approx(alone.costs.host_s, rel=0.2)
+    assert found.rate > 2 * alone.rate
+
+
+def test_a_profile_of_codes_without_candidates_is_refused(codes):
+    bare = replace(codes.profile, access=replace(codes.profile.access, list_candidates=None, held_candidates=None))
+    with pytest.raises(InvalidInputError, match="does not say in which lists their candidates are"):
+        given(analyse(bare))
 
 
 def test_the_same_number_of_nodes_twice_divides_by_nothing(analysis):

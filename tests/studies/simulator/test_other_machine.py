@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.analysis import analyse
 from hybridindex.studies.simulator import Inputs
 from hybridindex.studies.simulator.other_machine import WhatIf, suppose
+from tests.partitioner.synthetic import make_profile, with_candidates
 from tests.studies.simulator.conftest import system_of
 
 
@@ -37,6 +41,14 @@ def test_longer_lists_take_longer_and_more_memory(analysis):
     longer, _ = suppose(analysis, WhatIf(index_scale=4.0))
     assert longer.profile.nbytes == pytest.approx(4 * analysis.profile.nbytes, rel=0.01)
     assert np.mean(times(longer).host_s) > 3 * np.mean(times(analysis).host_s)
+
+
+def test_rows_beside_the_codes_of_longer_lists_are_as_many_more():
+    codes = analyse(with_candidates(replace(make_profile(code_size=64), codec="rabitq1"), 2048))
+    longer, _ = suppose(codes, WhatIf(index_scale=100.0))
+    assert longer.curve.rows is not None
+    assert longer.curve.rows.row_bytes == 2048
+    assert longer.curve.rows.list_bytes.tolist() == (100 * 2048 * codes.profile.list_sizes).tolist()
 
 
 def test_nothing_is_assumed_of_the_machine_that_was_profiled(analysis):
