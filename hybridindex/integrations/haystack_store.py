@@ -13,7 +13,7 @@ import asyncio
 import base64
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,8 +168,10 @@ class HybridIndexDocumentStore:
             written += len(batch)
         return len(documents) if policy == DuplicatePolicy.OVERWRITE else written
 
-    def delete_documents(self, document_ids: list[str]) -> None:
+    def delete_documents(self, document_ids: Sequence[str]) -> None:
         """Ids that are not there change nothing."""
+        if isinstance(document_ids, str):
+            raise InvalidInputError(f"document_ids is {document_ids!r}; expected a list of ids")
         self._collection.delete(keys=document_ids)
 
     def delete_all_documents(self) -> None:
@@ -217,14 +219,18 @@ class HybridIndexDocumentStore:
         nprobe: int | None = None,
         return_embedding: bool = False,
     ) -> list[Document]:
-        """The nearest documents, with the index's scores.
+        """The nearest documents, with the index's scores; for metric "l2" 1 / (1 + squared distance), as Haystack's
+        components take the largest score for the best.
 
         Raises:
             InvalidInputError: names the argument, or, of filters, the columns that there are.
         """
         where = where_of(_condition(filters), self._collection.columns) if filters else None
         (hits,) = self._collection.search([query_embedding], top_k, where=where, nprobe=nprobe)
-        return [self._found(hit.item, hit.score, with_embedding=return_embedding) for hit in hits]
+        is_l2 = self._collection.metric == "l2"
+        scores = [1 / (1 + hit.score) if is_l2 else hit.score for hit in hits]
+        found = zip(hits, scores, strict=True)
+        return [self._found(hit.item, score, with_embedding=return_embedding) for hit, score in found]
 
     # As Haystack's asynchronous pipelines call them
 

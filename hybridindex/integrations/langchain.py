@@ -87,7 +87,7 @@ class HybridIndexVectorStore(VectorStore):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None,
         embedding: Embeddings,
         *,
         columns: Mapping[str, str] | None = None,
@@ -100,7 +100,8 @@ class HybridIndexVectorStore(VectorStore):
             embedding: embeds texts and queries.
             columns: of an index that is to be made: name and kind of the metadata that filters may name, as
                 {"year": "int", "lang": "string", "tags": "list of strings"}.
-            collection: instead of ``path``, ``columns`` and ``options``; the caller closes it.
+            collection: instead of ``columns`` and ``options``, which are refused beside it, and of ``path``, which is
+                then None or its own; the caller closes it.
             options: further ones of :class:`hybridindex.rag.collection.Collection`: metric, codec, nprobe, router, …
 
         Raises:
@@ -108,7 +109,20 @@ class HybridIndexVectorStore(VectorStore):
         """
         self._embedding = embedding
         self._owns = collection is None
-        self._collection = Collection(path, columns=columns, **options) if collection is None else collection
+        if collection is None:
+            if path is None:
+                raise InvalidInputError("path is missing; expected path=, the directory of the index, or collection=")
+            collection = Collection(path, columns=columns, **options)
+        else:
+            if path is not None and Path(path).absolute() != collection.path.absolute():
+                raise InvalidInputError(
+                    f"path is {str(path)!r}, the collection is at {collection.path}; give one of them"
+                )
+            if named := [*options, *(["columns"] if columns else [])]:
+                raise InvalidInputError(
+                    f"a collection has its own {', '.join(named)}; give them to it, and not beside it"
+                )
+        self._collection = collection
 
     @property
     def collection(self) -> Collection:
@@ -141,8 +155,8 @@ class HybridIndexVectorStore(VectorStore):
                 raise InvalidInputError(f"{name} has {len(values)} entries for {len(given)} texts; expected as many")
         keys = [str(uuid.uuid4()) if key is None else str(key) for key in (ids or [None] * len(given))]
         every = [
-            Item(text=text, key=key, metadata=metadatas[at] if metadatas is not None else {})
-            for at, (text, key) in enumerate(zip(given, keys, strict=True))
+            Item(text=text, key=key, metadata=metadata or {})
+            for text, key, metadata in zip(given, keys, metadatas or [{}] * len(given), strict=True)
         ]
         # Of texts with one id, the last one stays.
         items = list({item.key: item for item in every}.values())
@@ -151,10 +165,12 @@ class HybridIndexVectorStore(VectorStore):
             self._collection.put(batch, self._embedding.embed_documents([item.text for item in batch]))
         return keys
 
-    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
+    def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool | None:
         """Deletes documents; those that are not there change nothing. None: all of them."""
         if ids is None:
             self._collection.clear()
+        elif isinstance(ids, str):
+            raise InvalidInputError(f"ids is {ids!r}; expected a list of ids")
         else:
             self._collection.delete(keys=list(map(str, ids)))
         return True
@@ -268,9 +284,7 @@ class HybridIndexVectorStore(VectorStore):
         path: str | Path | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Opens or makes the index at ``path``, and adds texts to it."""
-        if path is None:
-            raise InvalidInputError("path is missing; expected path=, the directory of the index")
+        """Opens or makes the index at ``path``, and adds texts to it; or to the one of ``collection``."""
         store = cls(path, embedding, **kwargs)
         try:
             store.add_texts(texts, metadatas, ids=ids)

@@ -138,7 +138,7 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
             path: of the index; where nothing is, the first nodes make one.
             columns: of an index that is to be made: name and kind of the metadata that filters may name, as
                 {"year": "int", "lang": "string", "tags": "list of strings"}.
-            collection: instead of the others; the caller closes it.
+            collection: instead of the others, which are refused beside it; the caller closes it.
             options: further ones of :class:`hybridindex.rag.collection.Collection`: metric, codec, nprobe, router, …
 
         Raises:
@@ -147,6 +147,8 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
         super().__init__(stores_text=True)
         if (path is None) == (collection is None):
             raise InvalidInputError("path and collection are both given, or missing; expected one of them")
+        if collection is not None and (named := [*options, *(["columns"] if columns else [])]):
+            raise InvalidInputError(f"a collection has its own {', '.join(named)}; give them to it, and not beside it")
         self._owns = collection is None
         self._collection = collection or Collection(path or "", columns=columns, **options)
 
@@ -162,15 +164,17 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
     # Changes
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """Writes nodes, which have embeddings, in the place of those with their ids; the ids.
+        """Writes nodes, which have embeddings, in the place of those with their ids; the ids. Of nodes with one id, the
+        last one stays.
 
         Raises:
             InvalidInputError: a node without an embedding, or metadata that do not fit the columns.
             DocumentStoreError, BuildError, FileError: earlier batches of 512 are written.
         """
         columns = self._collection.columns
-        for start in range(0, len(nodes), _BATCH):
-            batch = nodes[start : start + _BATCH]
+        once = list({node.node_id: node for node in nodes}.values())
+        for start in range(0, len(once), _BATCH):
+            batch = once[start : start + _BATCH]
             if lacking := [node.node_id for node in batch if node.embedding is None]:
                 raise InvalidInputError(f"node {lacking[0]!r} has no embedding; expected one of each node")
             self._collection.put([_item_of(node, columns) for node in batch], [node.get_embedding() for node in batch])
@@ -181,7 +185,8 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
         """Deletes all nodes of a document."""
-        if not self._collection.is_empty_path:
+        # A node that is of no document has the empty name for one.
+        if ref_doc_id and not self._collection.is_empty_path:
             self._collection.delete(self._collection.store.ids_of_refs([ref_doc_id]))
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
@@ -190,8 +195,12 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
-        """Deletes nodes by their ids, by metadata, or those that meet both."""
-        if node_ids is None and filters is None:
+        """Deletes nodes by their ids, by metadata, or those that meet both.
+
+        Raises:
+            InvalidInputError: there is neither, or filters without a filter: for all nodes there is clear().
+        """
+        if node_ids is None and (filters is None or _condition(filters) is None):
             raise InvalidInputError("node_ids and filters are both missing; expected one of them, or clear()")
         self._collection.delete([item.id for item in self._items(node_ids, filters) if item.id is not None])
 
@@ -213,6 +222,8 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
         return [_node_of(item) for item in self._items(node_ids, filters)]
 
     def _items(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[Item]:
+        if isinstance(node_ids, str):
+            raise InvalidInputError(f"node_ids is {node_ids!r}; expected a list of ids")
         items: Iterable[Item] = (
             self._collection.items() if node_ids is None else self._collection.get(node_ids).values()
         )
@@ -239,7 +250,7 @@ class HybridIndexVectorStore(BasePydanticVectorStore):
         collection, ids = self._collection, None
         # LlamaIndex's retrievers give empty lists where they ask for nothing.
         if query.doc_ids and not collection.is_empty_path:
-            ids = collection.store.ids_of_refs(query.doc_ids)
+            ids = collection.store.ids_of_refs([name for name in query.doc_ids if name])
         if query.node_ids and not collection.is_empty_path:
             named = list(collection.store.ids_of(query.node_ids).values())
             ids = named if ids is None else sorted(set(ids) & set(named))

@@ -1,7 +1,6 @@
-"""The load of an LLM engine in the same process, and the lookahead window that follows from it.
+"""The load of the LLM engines of the same process, and the lookahead window that follows from it.
 
-A process has one engine and one router, so there is one :data:`ENGINE_LOAD`. It records nothing until a router is
-attached.
+A process has one router, so there is one :data:`ENGINE_LOAD`. It records nothing until a router is attached.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _STEP = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReading:
-    """One reading. Seconds are means over recently finished requests."""
+    """One reading of all engines. Seconds are means over recently finished requests."""
 
     #: Requests that finished since a router was attached.
     n_finished: int = 0
     running: int = 0
     waiting: int = 0
-    #: Used part of the KV cache, 0..1.
+    #: Used part of the fullest engine's KV cache, 0..1.
     kv_usage: float = 0.0
     ttft_s: float = 0.0
     #: From arrival to the last token.
@@ -43,8 +42,8 @@ class EngineLoad:
         self._wanted = False
         self._n_finished = 0
         self._ttft_s = self._generation_s = math.nan
-        self._running = self._waiting = 0
-        self._kv_usage = 0.0
+        #: Engine -> running, waiting, used part of its KV cache.
+        self._queues: dict[int, tuple[int, int, float]] = {}
 
     @property
     def wanted(self) -> bool:
@@ -57,9 +56,10 @@ class EngineLoad:
     def detach(self) -> None:
         self._wanted = False
 
-    def note_queue(self, *, running: int, waiting: int, kv_usage: float) -> None:
+    def note_queue(self, *, running: int, waiting: int, kv_usage: float, engine: int = 0) -> None:
+        """``engine``: which one of vLLM's, where it has several (data parallel)."""
         with self._lock:
-            self._running, self._waiting, self._kv_usage = running, waiting, kv_usage
+            self._queues[engine] = running, waiting, kv_usage
 
     def note_first_tokens(self, seconds: list[float]) -> None:
         with self._lock:
@@ -83,11 +83,12 @@ class EngineLoad:
     def read(self) -> LoadReading:
         window_ms = self.window_ms()
         with self._lock:
+            queues = self._queues.values()
             return LoadReading(
                 n_finished=self._n_finished,
-                running=self._running,
-                waiting=self._waiting,
-                kv_usage=self._kv_usage,
+                running=sum(running for running, _, _ in queues),
+                waiting=sum(waiting for _, waiting, _ in queues),
+                kv_usage=max((usage for _, _, usage in queues), default=0.0),
                 ttft_s=0.0 if math.isnan(self._ttft_s) else self._ttft_s,
                 generation_s=0.0 if math.isnan(self._generation_s) else self._generation_s,
                 window_ms=window_ms,
@@ -100,5 +101,5 @@ def _mean(before: float, value: float) -> float:
     return value if math.isnan(before) else before + _SHARE * (value - before)
 
 
-#: The engine of this process.
+#: The engines of this process.
 ENGINE_LOAD = EngineLoad()

@@ -19,6 +19,7 @@ from hybridindex.errors import InvalidInputError, ProfileError
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.types import LLMProfile
 
 __all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "room_beside", "share_with"]
 
@@ -61,6 +62,7 @@ def share_with(
     model_bytes: int | None = None,
     context_bytes: int = DEFAULT_CONTEXT_BYTES,
     lookahead_bytes: int | None = None,
+    llm: LLMProfile | None = None,
 ) -> EngineShare:
     """vLLM's share beside ``plan``, checked to fit.
 
@@ -70,13 +72,18 @@ def share_with(
         model_bytes: weights and activations that vLLM puts on one device, as its log says.
         context_bytes: what the router's process takes beside its budget.
         lookahead_bytes: the router's; None: what it takes by itself.
+        llm: whose measured steps are the router's windows (:func:`hybridindex.plans.llm_profiles.step_times`); None:
+            the plan's.
 
     Raises:
         InvalidInputError: it does not fit (names all numbers), or vLLM's share is not known.
     """
+    if kv_cache_bytes is not None and kv_cache_bytes < 1:
+        # vLLM reads 0 as "not given", and would measure.
+        raise InvalidInputError(f"kv_cache_bytes is {kv_cache_bytes}; expected 1 byte or more")
     notes: list[str] = []
     if lookahead_bytes is None:
-        lookahead_bytes = _lookahead_bytes(plan)
+        lookahead_bytes = _lookahead_bytes(plan, llm or plan.request.llm)
     index_bytes = tuple(
         min(budget, max(planned, scratch) + lookahead_bytes)
         for budget, planned, scratch in zip(
@@ -87,16 +94,16 @@ def share_with(
     if largest < max(plan.request.budgets):
         notes.append(f"with another plan the index may grow to its budget, {max(plan.request.budgets)} bytes")
     kv = kv_cache_bytes
-    llm = plan.request.llm
-    if kv is None and llm is not None:
-        whole = llm.kv_cache_bytes // plan.n_devices
+    planned_llm = plan.request.llm
+    if kv is None and planned_llm is not None:
+        whole = planned_llm.kv_cache_bytes // plan.n_devices
         kv = whole - largest
         if kv <= 0:
             raise InvalidInputError(
                 f"the plan's LLM profile has {whole} bytes of KV cache per device and the index may take {largest}: "
                 "nothing is left; plan with a smaller budget, or profile the LLM with a larger cache"
             )
-        least = min((size for size, rps in llm.points if rps > 0), default=llm.kv_cache_bytes)
+        least = min((size for size, rps in planned_llm.points if rps > 0), default=planned_llm.kv_cache_bytes)
         if kv * plan.n_devices < least:
             notes.append(f"{kv * plan.n_devices} bytes of KV cache are below the smallest measured, {least}")
     if kv is None and device_memory_bytes is None:
@@ -127,12 +134,12 @@ def share_with(
     )
 
 
-def _lookahead_bytes(plan: Plan) -> int:
+def _lookahead_bytes(plan: Plan, llm: LLMProfile | None) -> int:
     """What a router keeps for sessions where nothing is configured."""
-    llm = plan.request.llm
     window_s = 0.0 if llm is None else max(llm.generation_s.values(), default=0.0)
     try:
-        return int(window_s * plan.copy_bytes_per_s()) if window_s > 0 else _DEFAULT_LOOKAHEAD_BYTES
+        # On GPUs a router copies from page-locked memory; the plan has another rate where that was not timed.
+        return int(window_s * plan.copy_bytes_per_s(pinned=True)) if window_s > 0 else _DEFAULT_LOOKAHEAD_BYTES
     except ProfileError:
         return _DEFAULT_LOOKAHEAD_BYTES
 

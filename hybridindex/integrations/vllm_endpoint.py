@@ -71,6 +71,12 @@ class PluginSettings:
                 raise InvalidInputError(f"{_VARIABLE}{name} is {said(name)!r}; expected whole numbers, with commas")
             return tuple(int(word) for word in found)
 
+        def one(name: str) -> int | None:
+            found = whole(name)
+            if len(found) > 1:
+                raise InvalidInputError(f"{_VARIABLE}{name} is {said(name)!r}; expected one whole number")
+            return found[0] if found else None
+
         if (index := said("INDEX")) is None:
             raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
 
@@ -82,7 +88,7 @@ class PluginSettings:
         router = {
             "devices": words("DEVICES"),
             "device_budget_bytes": whole("BUDGET") or None,
-            "threads": next(iter(whole("THREADS")), None),
+            "threads": one("THREADS"),
             "health": {"retry_open": switch("RETRY_OPEN")},
         }
         given = {"router": router, "plan": said("PLAN"), "store_url": said("STORE"), "key_file": said("KEYS")}

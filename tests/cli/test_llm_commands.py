@@ -13,7 +13,10 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode
+from hybridindex.integrations import vllm
+from hybridindex.integrations.vllm import share_with
 from hybridindex.plans.llm_profiles import list_llm_measurements
+from hybridindex.types import LLMProfile
 from tests.clustered import clustered
 from tests.llm_double import LLMDouble
 
@@ -83,6 +86,16 @@ def test_an_llm_is_measured_planned_with_and_fitted(cli, index, tmp_path) -> Non
     large = cli(*with_model, "--args-only")
     assert (large.code, large.out) == (ExitCode.BAD_INPUT, "")
     assert f"the model {25 << 30} come to" in large.err
+    counted_with: list[LLMProfile | None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            vllm, "share_with", lambda *a, llm, **kw: counted_with.append(llm) or share_with(*a, llm=llm, **kw)
+        )
+        assert cli("plan", index, "--slo-ms", 500, "--budget", "16MiB", "--coverage", 0.3).code in (0, 10)
+        assert cli("vllm-args", index, "--device-memory", "24GiB").code == 0
+    # The plan has no LLM; its router's windows are the steps that were measured.
+    assert counted_with[0] is not None
+    assert set(counted_with[0].generation_s) == {"answer", "rewrite"}
     shown = cli("vllm-args", index, "--device-memory", "24GiB").out
     assert f"hybridindex serve {index} --device cuda:0" in shown
     tight = cli("vllm-args", index, "--device-memory", "64MiB")

@@ -13,6 +13,7 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
 pytest.importorskip("haystack", reason="haystack-ai is not installed: make test-ecosystem")
 
 from haystack import Document, Pipeline
+from haystack.components.joiners import DocumentJoiner
 from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.document_stores.types import DuplicatePolicy
 from haystack.testing.document_store import (
@@ -183,6 +184,26 @@ def test_documents_that_others_wrote_are_found_by_their_numbers(store):
     assert [d.content for d in store.filter_documents() if d.id == number] == ["mine"]
     store.delete_documents([number])
     assert store.count_documents() == 12
+
+
+def test_one_id_in_place_of_a_list_deletes_nothing(store):
+    store.write_documents([Document(id="x", content="x"), Document(id="y", content="y")])
+    with pytest.raises(InvalidInputError, match="document_ids is 'xy'; expected a list of ids"):
+        store.delete_documents("xy")
+    assert store.count_documents() == 14
+
+
+def test_the_nearest_document_has_the_largest_score_where_distances_are_compared(tmp_path):
+    store = HybridIndexDocumentStore(str(tmp_path / "idx"), embedding_dim=DIM, metric="l2")
+    try:
+        store.write_documents(documents())
+        found = HybridIndexEmbeddingRetriever(store).run(vectors()[4].tolist())["documents"]
+        assert (found[0].id, found[0].score) == ("d4", pytest.approx(1, abs=1e-5))
+        assert found[1].score == pytest.approx(1 / (1 + ((vectors()[4] - vectors()[int(found[1].id[1:])]) ** 2).sum()))
+        (best,) = DocumentJoiner(top_k=1).run([found])["documents"]
+        assert best.id == "d4"
+    finally:
+        store.close()
 
 
 def test_policies_of_filters(store):

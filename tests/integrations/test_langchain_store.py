@@ -180,3 +180,37 @@ def test_from_texts_and_what_does_not_fit(tmp_path):
         HybridIndexVectorStore.from_texts(["a"], EMBEDDING)
     with pytest.raises(InvalidInputError, match=r"column 'lang' .string. is wanted, and the index has year"):
         HybridIndexVectorStore(tmp_path / "idx", EMBEDDING, columns={"lang": "string"})
+
+
+def test_a_collection_that_was_given_is_the_store_and_stays_open(store, tmp_path):
+    given = store.collection
+    with HybridIndexVectorStore.from_texts(["more"], EMBEDDING, collection=given) as face:
+        assert face.collection is given
+        assert given.count() == 14
+    with HybridIndexVectorStore(tmp_path / "idx", EMBEDDING, collection=given) as face:
+        face.add_texts(["again"])
+    assert given.count() == 15
+    for wrong, complaint in (
+        (
+            lambda: HybridIndexVectorStore(tmp_path / "other", EMBEDDING, collection=given),
+            "path is '.*other', the coll",
+        ),
+        (lambda: HybridIndexVectorStore(None, EMBEDDING, collection=given, nprobe=9), "has its own nprobe; give"),
+        (lambda: HybridIndexVectorStore(None, EMBEDDING, columns=COLUMNS, collection=given), "has its own columns"),
+        (lambda: HybridIndexVectorStore(None, EMBEDDING), "path is missing"),
+    ):
+        with pytest.raises(InvalidInputError, match=complaint):
+            wrong()
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_id_in_place_of_a_list_deletes_nothing(store):
+    store.add_texts(["a", "b"], ids=["1", "2"])
+    with pytest.raises(InvalidInputError, match="ids is '12'; expected a list of ids"):
+        store.delete("12")
+    assert [d.id for d in store.get_by_ids(["1", "2"])] == ["1", "2"]
+
+
+def test_a_text_may_have_no_metadata(store):
+    store.add_texts(["a", "b"], [None, {"year": 1}], ids=["1", "2"])
+    assert [d.metadata for d in store.get_by_ids(["1", "2"])] == [{}, {"year": 1}]

@@ -142,6 +142,43 @@ def test_nodes_that_others_wrote_are_named_by_their_numbers(store):
     assert store.client.count() == 14
 
 
+def test_of_nodes_with_one_id_the_last_one_stays(store):
+    twice = [TextNode(id_="twice", text=text, embedding=vectors()[0].tolist()) for text in ("first", "second")]
+    assert store.add(twice) == ["twice", "twice"]
+    assert [node.text for node in store.get_nodes(["twice"])] == ["second"]
+
+
+def test_the_empty_name_is_that_of_no_document(store):
+    """One node has no document."""
+    store.delete("")
+    assert [node.node_id for node in store.get_nodes(["bare"])] == ["bare"]
+    assert ask(store, doc_ids=[""]).ids == []
+
+
+def test_nothing_is_deleted_where_nothing_is_named(store):
+    nested = MetadataFilters(filters=[MetadataFilters(filters=[])])
+    for wrong, complaint in (
+        (lambda: store.delete_nodes(filters=MetadataFilters(filters=[])), "both missing"),
+        (lambda: store.delete_nodes(filters=nested), "both missing"),
+        (lambda: store.delete_nodes("bare"), "node_ids is 'bare'; expected a list of ids"),
+        (lambda: store.get_nodes("bare"), "node_ids is 'bare'; expected a list of ids"),
+    ):
+        with pytest.raises(InvalidInputError, match=complaint):
+            wrong()
+    assert len(store.get_nodes()) == 13
+    store.delete_nodes(["n1"], filters=MetadataFilters(filters=[]))
+    store.delete_nodes([])
+    assert len(store.get_nodes()) == 12
+
+
+def test_a_collection_that_was_given_has_its_own_settings(store):
+    with pytest.raises(InvalidInputError, match="a collection has its own nprobe, columns; give them to it"):
+        HybridIndexVectorStore(collection=store.client, columns=COLUMNS, nprobe=9)
+    face = HybridIndexVectorStore(collection=store.client)
+    face.close()
+    assert len(store.get_nodes()) == 13
+
+
 def test_an_empty_store_answers(tmp_path):
     empty = HybridIndexVectorStore(tmp_path / "idx")
     assert ask(empty, doc_ids=["doc1"], node_ids=["n1"]).ids == []

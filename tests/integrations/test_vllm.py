@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm import check_fit, room_beside, share_with
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.router.lookahead.windows import Windows
 from hybridindex.types import LLMProfile, TransferSample
 from tests.partitioner.synthetic import make_profile
 
@@ -81,6 +83,9 @@ def test_what_does_not_fit_is_refused_with_all_numbers(plan: Plan) -> None:
         share_with(plan, device_memory_bytes=41 * GIB, model_bytes=16 * GIB)
     with pytest.raises(InvalidInputError, match="nothing is left"):
         share_with(plan_of(llm=replace(LLM, kv_cache_bytes=1000, points=())), device_memory_bytes=80 * GIB)
+    for size in (0, -1):
+        with pytest.raises(InvalidInputError, match=f"kv_cache_bytes is {size}; expected 1"):
+            share_with(plan, device_memory_bytes=None, kv_cache_bytes=size)
     with pytest.raises(InvalidInputError, match="kv_cache_bytes is missing"):
         share_with(plan_of(), device_memory_bytes=None)
     index = share_with(plan, device_memory_bytes=80 * GIB).index_bytes[0]
@@ -114,3 +119,21 @@ def test_lookahead_counts_as_the_router_takes_it(plan: Plan) -> None:
     share = share_with(measured, device_memory_bytes=80 * GIB)
     assert share.index_bytes[0] == max(measured.device_bytes, measured.request.scratch[0]) + 2 * GIB
     assert share.index_bytes != share_with(plan, device_memory_bytes=80 * GIB).index_bytes
+
+
+def test_lookahead_counts_at_the_rate_of_a_gpus_router() -> None:
+    """Which copies from page-locked memory, where nothing else is configured."""
+    llm = replace(LLM, generation_s={"answer": 0.5})
+    copies = tuple(
+        TransferSample(device="cuda:0", pinned=pinned, nbytes=1 << 30, seconds=seconds)
+        for pinned, seconds in ((False, 1.0), (True, 0.25))
+    )
+    request = PlanRequest.resolve(slo_ms=50, device_budget_bytes=8 * GIB, coverage=0.5, llm=llm)
+    plan = make_plan(replace(make_profile(), transfers=copies), request)
+    taken = Windows(None, None, pinned=RouterConfig(devices=("cuda:0",)).pins_lists).share_bytes(plan)
+    assert taken == 2 * GIB
+    share = share_with(plan, device_memory_bytes=80 * GIB)
+    assert share.index_bytes[0] == max(plan.device_bytes, plan.request.scratch[0]) + taken
+    # Of a plan without an LLM, the steps that are measured count, as for its router.
+    bare = replace(plan, request=replace(request, llm=None))
+    assert share_with(bare, device_memory_bytes=80 * GIB, llm=llm).index_bytes == share.index_bytes

@@ -119,6 +119,7 @@ def test_roles_hold_below_the_prefix(environment, tmp_path) -> None:
     [
         ({"HYBRIDINDEX_INDEX": ""}, {}, "HYBRIDINDEX_INDEX is missing"),
         ({"HYBRIDINDEX_BUDGET": "8GiB"}, {}, "HYBRIDINDEX_BUDGET is '8GiB'"),
+        ({"HYBRIDINDEX_THREADS": "2,3"}, {}, "HYBRIDINDEX_THREADS is '2,3'; expected one whole number"),
         ({"HYBRIDINDEX_PLAN": "best"}, {}, "plan is 'best'"),
         ({}, {"host": None}, "0.0.0.0.*key_file is missing"),
         ({}, {"host": "192.0.2.1"}, "key_file is missing"),

@@ -325,6 +325,7 @@ def register(app: typer.Typer) -> None:
         """Print vLLM's arguments beside a plan, checked to fit the device, and the order of starting."""
         from hybridindex.integrations.vllm import share_with
         from hybridindex.integrations.vllm_weights import weight_bytes
+        from hybridindex.plans.llm_profiles import step_times
         from hybridindex.plans.precision import choose_view
         from hybridindex.plans.stored import load_plan
         from hybridindex.tiers.contract.devices import kind_here, resolve_device
@@ -335,9 +336,10 @@ def register(app: typer.Typer) -> None:
             weights = None if memory.model is None else weight_bytes(memory.model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             found = load_plan(choose_view(opened.ivf, control, plan_id), plan_id, control)
-        if found is None:
-            raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
-        number, decided = found
+            if found is None:
+                raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
+            number, decided = found
+            steps = step_times(control, decided)
         cuda = kind_here() == "cuda" or memory.device_memory is not None
         devices = device or [f"cuda:{i}" if cuda else "cpu" for i in range(decided.n_devices)]
         total = parse_bytes(memory.device_memory) if memory.device_memory else resolve_device(devices[0])[1].total_bytes
@@ -350,6 +352,7 @@ def register(app: typer.Typer) -> None:
                 device_memory_bytes=total,
                 kv_cache_bytes=parse_bytes(memory.kv_cache_bytes) if memory.kv_cache_bytes else None,
                 model_bytes=taken,
+                llm=steps,
             )
         notes = [_with_flags(note) for note in share.notes]
         if not decided.feasible:
