@@ -19,6 +19,7 @@ __all__ = [
     "PageGeometry",
     "centroid_share",
     "format_bytes",
+    "least_with_centroids",
     "scratch_for_budget",
     "shard_page_bytes",
     "usual_page_bytes",
@@ -126,7 +127,12 @@ def scratch_for_budget(budget_bytes: int, code_bytes: int = 0) -> int:
 def centroid_share(budget_bytes: int, centroid_bytes: int) -> int:
     """Bytes of a device budget that are reserved for the index's centroids, which take ``centroid_bytes``: none of a
     small one."""
-    return centroid_bytes if centroid_bytes * _CENTROIDS_ARE_WORTH <= budget_bytes else 0
+    return centroid_bytes if least_with_centroids(centroid_bytes) <= budget_bytes else 0
+
+
+def least_with_centroids(centroid_bytes: int) -> int:
+    """The smallest device budget that has room for centroids of ``centroid_bytes``."""
+    return centroid_bytes * _CENTROIDS_ARE_WORTH
 
 
 def shard_page_bytes(code_size: int) -> int:

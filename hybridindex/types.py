@@ -145,8 +145,8 @@ class StageSample:
     coverage: float = 0.0
     #: Smallest hit rate (by bytes) of the batch's queries under that mask.
     min_hit_rate: float = 0.0
-    #: Device of ``device_scan``, ``batch`` and some ``rerank`` samples: "cuda:0", "cpu (stand-in)"; empty for host
-    #: stages.
+    #: Device of ``device_scan``, ``batch`` and some ``rerank`` samples: "cuda:0", "cpu (stand-in)", joined by "+" where
+    #: several share a ``batch``; empty for host stages.
     device: str = ""
 
 

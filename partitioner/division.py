@@ -136,7 +136,8 @@ def _along(problem: Problem, request: PlanRequest, budgets: Sequence[int]) -> li
         if nbytes is None:
             continue
         step = problem.prefix_step(place, slo_s)
-        rate, hit_rate = step.rate_qps, float(curve.at(step.count).hit_rate.mean())
+        lists, _ = path.pieces(np.arange(place, dtype=np.int64))
+        rate, hit_rate = step.rate_qps, float(curve.of_lists(curve.order[lists]).hit_rate.mean())
         keeps = place == most if request.coverage is not None else step.accepted and request.search_slo_s > 0
         weight = 1.0 if rate is None else rate
         sustained = 0.0 if rate is None else rate

@@ -35,12 +35,44 @@ class Path:
     pages: I64
     #: Longest prefix worth a try.
     useful: int
+    #: Ranks of those lists in these orders, where some are left out; ``None``: none is.
+    list_ranks: I64 | None = None
+    row_ranks: I64 | None = None
 
     def pieces(self, places: I64) -> tuple[I64, I64]:
         """Of the pieces at ``places`` (m,) int64, ascending: ranks of lists in the hot order, and in the order of
         rows."""
         is_row = np.diff(self.rows)[places] > 0
-        return self.lists[places[~is_row]], self.rows[places[is_row]]
+        lists, rows = self.lists[places[~is_row]], self.rows[places[is_row]]
+        return (
+            lists if self.list_ranks is None else self.list_ranks[lists],
+            rows if self.row_ranks is None else self.row_ranks[rows],
+        )
+
+    def left_out(self, lists: I64, rows: I64) -> int:
+        """Pieces of no place here that come before the ranks ``lists`` and ``rows`` of :meth:`pieces`."""
+        pairs = ((self.list_ranks, lists), (self.row_ranks, rows))
+        return sum(
+            int(ranks[-1] - np.searchsorted(known, ranks[-1]))
+            for known, ranks in pairs
+            if known is not None and ranks.size
+        )
+
+    def without_larger(self, most_pages: int) -> Path:
+        """The same without the pieces of more than ``most_pages`` pages; itself where there are none."""
+        each, is_row = np.diff(self.pages), np.diff(self.rows) > 0
+        fits = each <= most_pages
+        if fits.all():
+            return self
+        list_ranks, row_ranks = self.pieces(np.flatnonzero(fits))
+        return Path(
+            lists=np.concatenate(([0], np.cumsum(~is_row[fits]))),
+            rows=np.concatenate(([0], np.cumsum(is_row[fits]))),
+            pages=np.concatenate(([0], np.cumsum(each[fits]))),
+            useful=int(fits[: self.useful].sum()),
+            list_ranks=list_ranks,
+            row_ranks=row_ranks,
+        )
 
 
 def scanned_alone(curve: CoverageCurve) -> Path:

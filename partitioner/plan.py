@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,23 +144,34 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
     slo_s = max(request.search_slo_s, 1e-12)
     solution = solve(problem, slo_s) if request.coverage is None else None
-    wanted, notes = _wanted(problem, request, solution, capacity)
+    path, wanted, notes = _wanted(problem, request, solution, capacity)
     placed = _placed(curve, wanted, capacity)
+    final = _step_of(problem, placed, slo_s)
+    if solution is not None and solution.feasible and not final.accepted:
+        # The solver adds up the pages of all devices, and something found no room on a single one.
+        for longer in _longer(solution):
+            others = _placed(curve, longer, capacity)
+            step = _step_of(problem, others, slo_s)
+            if step.accepted:
+                path, wanted, placed, final = solution.path, longer, others, step
+                break
     placement, resident = placed.placement, placed.resident_lists
-    if placement.n_unplaced:
-        notes.append(f"{placement.n_unplaced} wanted lists fit on no device and stay on the host")
+    n_unplaced, larger = placement.n_unplaced, path.left_out(*wanted)
+    if larger and final.accepted:
+        notes.append(f"{larger} hotter lists are larger than a device and stay on the host")
+    elif larger:
+        n_unplaced += larger
+    if n_unplaced:
+        notes.append(f"{n_unplaced} wanted lists fit on no device and stay on the host")
 
     work = problem.work_of(resident, placed.resident_rows)
     each = tuple(
         int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
         for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
     )
-    # A device without a list takes no scratch. The solver does not know which, so the LLM's rate is decided as it did.
-    known = problem.bytes_of(work)
-    taken = sum(each) if known is None else known
+    taken = final.device_bytes
     if problem.llm is not None and problem.llm.extrapolated(taken):
         notes.extend(problem.llm.unmeasured(taken))
-    final = problem.step(work, int(resident.size), taken, slo_s, int(placed.resident_rows.size))
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
@@ -188,7 +199,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         list_device=placed.list_device,
         resident_rows=placed.resident_rows,
         row_device=placed.row_device,
-        n_unplaced=placement.n_unplaced,
+        n_unplaced=n_unplaced,
         imbalance=placement.imbalance,
         predicted_hit_rate=mean_hit,
         tau_s=slo_s
@@ -256,11 +267,28 @@ def _placed(curve: CoverageCurve, wanted: tuple[I64, I64], capacity: tuple[int, 
     return _Placed(placement=placement, resident_lists=resident, list_device=list_device, **beside)
 
 
+def _step_of(problem: Problem, placed: _Placed, slo_s: float) -> SolverStep:
+    """Does search answer in time with what was placed?"""
+    work = problem.work_of(placed.resident_lists, placed.resident_rows)
+    # A device without a list takes no scratch. The solver does not know which, so the LLM's rate is decided as it did.
+    taken = problem.with_scratch(int(placed.placement.pages_used.sum()))
+    return problem.step(work, int(placed.resident_lists.size), taken, slo_s, int(placed.resident_rows.size))
+
+
+def _longer(solution: Solution) -> Iterator[tuple[I64, I64]]:
+    """Longer and longer prefixes of the solution's path, as ranks like those of :func:`_wanted`."""
+    path, place, more = solution.path, solution.place, 1
+    while place < path.useful:
+        place = min(place + more, path.useful)
+        yield path.pieces(np.arange(place, dtype=np.int64))
+        more *= 2
+
+
 def _wanted(
     problem: Problem, request: PlanRequest, solution: Solution | None, capacity: tuple[int, ...]
-) -> tuple[tuple[I64, I64], list[str]]:
-    """Ranks (m,) int64, ascending, of the lists to load, in the hot order and in the order of rows; and the caps that
-    took effect."""
+) -> tuple[Path, tuple[I64, I64], list[str]]:
+    """A path, and of the lists of it to load the ranks (m,) int64, ascending, in the hot order and in the order of
+    rows; and the caps that took effect."""
     curve = problem.curve
     notes: list[str] = []
     limit = problem.most_pages
@@ -269,7 +297,7 @@ def _wanted(
         if solution.feasible:
             filled = _filled(problem, request, solution)
             path, place = filled if filled is not None else (solution.path, solution.place)
-            return path.pieces(np.arange(place, dtype=np.int64)), notes
+            return path, path.pieces(np.arange(place, dtype=np.int64)), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
@@ -295,7 +323,7 @@ def _wanted(
             else "host only: the device budget is 0"
         )
         chosen = chosen[:0]
-    return problem.path.pieces(chosen), notes
+    return problem.path, problem.path.pieces(chosen), notes
 
 
 def _filled(problem: Problem, request: PlanRequest, solution: Solution) -> tuple[Path, int] | None:
@@ -320,7 +348,7 @@ def _nearest_placed(problem: Problem, request: PlanRequest, nearest_s: float | N
         if nearest_s is None:
             break
         solution = solve(problem, nearest_s * _ROUNDED)
-        placed = _placed(problem.curve, _wanted(problem, request, solution, capacity)[0], capacity)
+        placed = _placed(problem.curve, _wanted(problem, request, solution, capacity)[1], capacity)
         work = problem.work_of(placed.resident_lists, placed.resident_rows)
         found_s = problem.nearest(work, solution.device_bytes, nearest_s)
         if found_s == nearest_s:
@@ -343,7 +371,8 @@ def _reason(
     how = "the fixed coverage" if request.coverage is not None else "the smallest coverage"
     if final.rows:
         how += f", with the rows of {final.rows} lists,"
-    if solution is not None and solution.feasible and final.count + final.rows > solution.count + solution.rows:
+    filled = request.fill_bytes and solution is not None and solution.feasible
+    if filled and solution is not None and final.count + final.rows > solution.count + solution.rows:
         how = "the coverage that its share of the bytes holds"
     if met:
         load = "" if final.rate_qps is None else f"sustains {rate_in_words(final.rate_qps)} and "

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.paging import DEFAULT_PAGE_BYTES, centroid_share, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, centroid_share, least_with_centroids, scratch_for_budget
 from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
 __all__ = ["PlanRequest", "SloStage", "check_batch"]
@@ -195,8 +195,14 @@ class PlanRequest:
         """Pages of each device once its scratch is set aside."""
         if not self.scannable:
             return (0,) * self.n_devices
-        pairs = zip(self.budgets, self.scratch, strict=True)
-        return tuple(max(0, budget - scratch) // page_bytes for budget, scratch in pairs)
+        rooms = [max(0, budget - scratch) for budget, scratch in zip(self.budgets, self.scratch, strict=True)]
+        least = least_with_centroids(self.centroid_bytes)
+        if self.budgets[0] < least:
+            # Lists take no more than where the centroids come, or a larger budget would have room for fewer lists. What
+            # is left is for sessions.
+            (scratch,) = _scratch((least,), self.code_bytes, self.fixed_bytes, self.centroid_bytes)
+            rooms[0] = min(rooms[0], max(0, least - scratch))
+        return tuple(room // page_bytes for room in rooms)
 
     @property
     def n_with_room(self) -> int:

@@ -130,6 +130,8 @@ class Problem:
     scratch_bytes: int
     #: Pages that all devices hold.
     limit_pages: int
+    #: Pages of the largest device: no device holds a list of more.
+    largest_pages: int = 1 << 60
     #: Queueing time over the latency of a batch (Eq. 3); ``None``: from the batching model, at the load.
     epsilon: float | None = None
     hit_rates: HitRateName = "empirical"
@@ -141,10 +143,19 @@ class Problem:
         init=False, repr=False, default_factory=dict
     )
     _works: dict[tuple[int, int], QueryWork] = field(init=False, repr=False, default_factory=dict)
+    #: Of paths that leave lists out.
+    _path_works: dict[tuple[Path, int], QueryWork] = field(init=False, repr=False, default_factory=dict)
 
     def work_at(self, place: int) -> QueryWork:
         """The work of the first ``place`` pieces of the path, under the hit-rate model."""
-        return self._work_at(int(self.path.lists[place]), int(self.path.rows[place]))
+        if self.path.list_ranks is None:
+            return self._work_at(int(self.path.lists[place]), int(self.path.rows[place]))
+        work = self._path_works.get((self.path, place))
+        if work is None:
+            lists, rows = self.path.pieces(np.arange(place, dtype=np.int64))
+            beside = None if self.curve.rows is None else self.curve.rows.order[rows]
+            work = self._path_works[self.path, place] = self.work_of(self.curve.order[lists], beside)
+        return work
 
     def _work_at(self, lists: int, rows: int) -> QueryWork:
         work = self._works.get((lists, rows))
@@ -166,8 +177,9 @@ class Problem:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """All that are tried."""
-        return paths_of(self.curve, self.latency)
+        """All that are tried, without what fits on no device. Where devices hold nothing at all, with it."""
+        every = paths_of(self.curve, self.latency)
+        return tuple(path.without_larger(self.largest_pages) for path in every) if self.largest_pages else every
 
     @cached_property
     def batches(self) -> I64:
@@ -196,7 +208,7 @@ class Problem:
 
     def without_limit(self) -> Problem:
         """The same on devices that hold every list."""
-        return self._but(limit_pages=1 << 60)
+        return self._but(limit_pages=1 << 60, largest_pages=1 << 60)
 
     def along(self, path: Path) -> Problem:
         """The same with prefixes of another path."""
@@ -205,23 +217,16 @@ class Problem:
     def _but(self, **changes: Any) -> Problem:
         """Shares the caches: no timing depends on what changes. Not thread-safe."""
         other = replace(self, **changes)
-        for name in ("_timings", "_works"):
+        for name in ("_timings", "_works", "_path_works"):
             object.__setattr__(other, name, getattr(self, name))
         return other
 
     def prefix_bytes(self, place: int) -> int:
         """Device bytes of the first ``place`` pieces: pages, and scratch where there are any."""
-        return self._with_scratch(int(self.path.pages[place]))
+        return self.with_scratch(int(self.path.pages[place]))
 
-    def bytes_of(self, work: QueryWork) -> int | None:
-        """The same of resident lists that are prefixes, of the hot order and of the order of rows; None: they are
-        not."""
-        if work.prefix is None or work.row_prefix is None:
-            return None
-        beside = int(self.curve.rows.prefix_pages[work.row_prefix]) if self.curve.rows is not None else 0
-        return self._with_scratch(int(self.curve.prefix_pages[work.prefix]) + beside)
-
-    def _with_scratch(self, pages: int) -> int:
+    def with_scratch(self, pages: int) -> int:
+        """Device bytes of so many pages: scratch of every device, as which ones hold the pages is not known."""
         return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0
 
     def rate_at(self, device_bytes: int) -> float | None:
@@ -357,6 +362,7 @@ def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
         llm=throughput_model(request.llm) if request.llm is not None else None,
         scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
         limit_pages=sum(pages),
+        largest_pages=max(pages),
         epsilon=request.epsilon,
         hit_rates=analysis.hit_rates.best if request.hit_rate_model == "best" else request.hit_rate_model,
         headroom=request.headroom,
@@ -368,8 +374,9 @@ def solve(problem: Problem, slo_s: float) -> Solution:
 
     Each path is searched for itself, and of the prefixes that were found the one of fewest bytes counts. Latency need
     not fall along a path: the device's own time rises, and the first resident list brings the cost of a second tier. So
-    prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a piece. Neither
-    paths, grid nor bisection depend on the budget, which only decides whether the prefix that was found fits.
+    prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a piece. While no
+    list is larger than a device, neither paths, grid nor bisection depend on the budget, which only decides whether the
+    prefix that was found fits.
     """
     found = [_solve_along(problem.along(path), slo_s) for path in problem.paths]
     return min(found, key=lambda one: _worse(problem.along(one.path), one))
@@ -482,6 +489,7 @@ def _why(problem: Problem, place: int, step: SolverStep, cap: int, slo_s: float)
             f"more than the {slo_s * 1e3:.3g} ms that search may take"
         )
     useful, beside = problem.path.useful, f" and the rows of {step.rows}" if step.rows else ""
+    larger = 0 if problem.path.list_ranks is None else problem.curve.nlist - problem.path.list_ranks.size
     if cap == 0:
         what = "the device budget holds no list, and the host alone"
     elif place < min(cap, useful):
@@ -489,6 +497,8 @@ def _why(problem: Problem, place: int, step: SolverStep, cap: int, slo_s: float)
     elif cap < useful:
         held = int(problem.path.lists[cap])
         what = f"the device memory holds {held} of {problem.curve.nlist} lists{beside}; with them search"
+    elif larger:
+        what = f"{larger} of {problem.curve.nlist} lists are larger than a device; with the others resident search"
     else:
         what = "even with every useful list resident search"
     if step.response_s is None:

@@ -99,14 +99,15 @@ def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
 
     def point(place: int | None) -> TradeoffPoint:
         own = plan.resident_lists, plan.resident_rows
-        count = len(plan.resident_lists) if place is None else int(problem.path.lists[place])
         work = problem.work_of(*own) if place is None else problem.work_at(place)
-        measured = curve.of_lists(plan.resident_lists) if place is None else curve.at(count)
+        lists = own[0]
+        if place is not None:
+            lists = curve.order[problem.path.pieces(np.arange(place, dtype=np.int64))[0]]
         nbytes = plan.device_bytes if place is None else problem.prefix_bytes(place)
         return TradeoffPoint(
-            coverage=count / curve.nlist,
+            coverage=lists.size / curve.nlist,
             device_bytes=nbytes,
-            hit_rate=float(measured.hit_rate.mean()),
+            hit_rate=float(curve.of_lists(lists).hit_rate.mean()),
             median_ms=plan.analysis.latency.predict(curve, work, batch).seconds * 1e3,
             latency_ms=problem.timing(work, batch)[0] * 1e3,
             max_qps=problem.max_qps(work, nbytes, max(plan.request.search_slo_s, 1e-12)),

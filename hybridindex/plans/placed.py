@@ -67,7 +67,7 @@ def in_pages(plan: Plan, page_bytes: int) -> Plan:
         return plan
     request = replace(plan.request, page_bytes=page_bytes)
     analysis = plan.analysis.configured(
-        page_bytes=page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+        page_bytes=page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
     )
     there = replace(plan, request=request, analysis=analysis, page_bytes=geometry.page_bytes)
     each = _bytes_each(there, plan.resident_pieces)

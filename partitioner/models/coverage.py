@@ -240,7 +240,8 @@ def build_coverage_curve(
     """Tabulate hits on held-back probes by prefix of the hot order.
 
     Raises:
-        ProfileError: fewer than 8 held-back queries, or arrays that do not fit ``nlist``.
+        ProfileError: fewer than 8 held-back queries, arrays that do not fit ``nlist``, or accesses that are no numbers
+            >= 0.
     """
     nlist = profile.nlist
     access = profile.access
@@ -251,6 +252,12 @@ def build_coverage_curve(
     ):
         if size != nlist or nlist < 1:
             raise ProfileError(f"profile.{name} has {size} entries; nlist is {nlist}")
+    wrong = np.flatnonzero(~(np.isfinite(access.list_accesses) & (access.list_accesses >= 0)))
+    if wrong.size:
+        raise ProfileError(
+            f"profile.access.list_accesses of list {wrong[0]} is {access.list_accesses[wrong[0]]}; numbers of accesses "
+            "are finite and >= 0. Profile again"
+        )
     held_total = int(access.held_probes.shape[0])
     if held_total < MIN_HELD_QUERIES:
         raise ProfileError(

@@ -415,13 +415,15 @@ def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSa
     """Fit the medians of the stages' terms to the times of routed batches."""
     if not routed:
         return None
-    terms: dict[tuple[float, int], tuple[float, float, float, float]] = {}
-    for coverage, batch in sorted({(s.coverage, s.batch) for s in routed}):
-        parts = model.parts(curve, curve.at(min(round(coverage * curve.nlist), curve.nlist)), batch)
+    terms: dict[tuple[float, int, str], tuple[float, float, float, float]] = {}
+    for coverage, batch, device in sorted({(s.coverage, s.batch, s.device) for s in routed}):
+        # The devices that were timed together share the hits, whatever number a plan is for.
+        timed = replace(model, n_devices=device.count("+") + 1)
+        parts = timed.parts(curve, curve.at(min(round(coverage * curve.nlist), curve.nlist)), batch)
         stages = parts.coarse_s + parts.merge_s + parts.rerank_s + np.maximum(parts.host_s, parts.device_s)
         shorter = np.minimum(parts.host_s, parts.device_s)
-        terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
-    columns = np.array([terms[s.coverage, s.batch] for s in routed])
+        terms[coverage, batch, device] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
+    columns = np.array([terms[s.coverage, s.batch, s.device] for s in routed])
     return fit_routing(columns, np.array([s.seconds for s in routed]))
 
 

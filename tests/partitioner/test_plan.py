@@ -548,3 +548,27 @@ def test_centroids_are_planned_for_where_a_budget_is_not_small(analysis: Analysi
         )
         assert PlanRequest.from_data(request.to_data()) == request
         assert "centroid_bytes" not in plan_for(analysis, coverage=0.5).request.to_data()
+
+
+@pytest.mark.parametrize("code_bytes", [0, 40 * MIB])
+@pytest.mark.parametrize("fixed_bytes", [0, 100_000])
+def test_a_larger_budget_never_has_less_room_for_lists_where_the_centroids_come(
+    analysis: Analysis, code_bytes: int, fixed_bytes: int
+) -> None:
+    of: dict[str, Any] = {"centroid_bytes": MIB, "code_bytes": code_bytes, "fixed_bytes": fixed_bytes}
+    budgets = sorted({*range(13 * MIB, 20 * MIB, MIB // 16), 16 * MIB - 1})
+    requests = [PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=budget, **of) for budget in budgets]
+    rooms = [request.capacity_pages(4096) for request in requests]
+    assert rooms == sorted(rooms)
+    assert rooms[-1] > rooms[0]
+    # As several indexes share it.
+    assert [requests[0].within((budget,)).capacity_pages(4096) for budget in budgets] == rooms
+    for request, budget in zip(requests, budgets, strict=True):
+        beside_scans = request.scratch[0] - fixed_bytes - scratch_for_budget(budget, code_bytes)
+        assert beside_scans == (MIB if budget >= 16 * MIB else 0)
+    nearest_ms = plan_for(analysis, slo_ms=0.01, device_budget_bytes=16 * MIB - 1, **of).nearest_slo_ms
+    assert nearest_ms is not None
+    for budget in (16 * MIB, 17 * MIB, 20 * MIB):
+        plan = plan_for(analysis, slo_ms=nearest_ms, device_budget_bytes=budget, **of)
+        check_invariants(plan)
+        assert plan.feasible

@@ -107,3 +107,15 @@ def test_a_plan_in_pages_of_another_size_has_the_same_lists_and_other_bytes(plan
     assert 0 < found.placed.resident_lists.size < plan.resident_lists.size
     assert found.to_data()["placed"] == found.placed_as(found.placed.piece_device).to_data()["placed"]
     assert found.to_data()["placed"]["bytes"] == Held.of(there.analysis.curve, found.placed.resident_lists).bytes
+
+
+def test_in_other_pages_a_device_without_room_still_shares_no_work():
+    slow = analyse(make_profile(noise=0.02, device_per_byte_s=2e-9))
+
+    def there(*budgets: int):
+        request = PlanRequest.resolve(slo_ms=50, device_budget_bytes=budgets, coverage=0.8, n_devices=len(budgets))
+        return in_pages(make_plan(slow.profile, request, analysis=slow), 1 << 15)
+
+    one, two = there(64 * MIB), there(64 * MIB, 0)
+    assert two.predicted_latency_ms(16) == one.predicted_latency_ms(16)
+    assert two.max_sustainable_qps == one.max_sustainable_qps

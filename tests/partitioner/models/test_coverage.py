@@ -11,6 +11,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.paging import usual_page_bytes
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import build_coverage_curve, code_size_of, count_grid
+from hybridindex.types import Profile
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
@@ -136,3 +137,12 @@ def test_grid_covers_both_ends(nlist: int) -> None:
     assert grid[-1] == nlist
     assert (np.diff(grid) > 0).all()
     assert grid.size <= 204
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_accesses_that_are_no_counts_are_refused(profile: Profile, wrong: float) -> None:
+    accesses = profile.access.list_accesses.copy()
+    accesses[3] = wrong
+    damaged = dataclasses.replace(profile, access=dataclasses.replace(profile.access, list_accesses=accesses))
+    with pytest.raises(ProfileError, match=f"list_accesses of list 3 is {wrong}; .* finite and >= 0"):
+        build_coverage_curve(damaged)

@@ -107,6 +107,28 @@ def test_routed_batches_say_what_routing_costs(analysis: Analysis, coverage: flo
         assert float(np.median(model.parts(curve, work, batch).total())) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.parametrize("n_devices", [2, 4])
+def test_batches_that_several_devices_scanned_say_what_routing_costs(n_devices: int) -> None:
+    """Each scans a part of the hits: a fit that gave all of them to one would find routing faster than it is."""
+    one = analyse(make_profile(noise=0.02, device_per_byte_s=2e-9))
+    curve, many = one.curve, dataclasses.replace(one.latency, n_devices=n_devices)
+    work = curve.at(128)
+
+    def seconds(batch: int) -> float:
+        return 1.5 * float(np.median(many.parts(curve, work, batch).total())) + 3e-4
+
+    label = "+".join(f"cuda:{n}" for n in range(n_devices))
+    routed = tuple(
+        StageSample(stage="batch", batch=b, seconds=seconds(b), coverage=0.5, device=label) for b in (1, 4, 16, 64)
+    )
+    profile = dataclasses.replace(one.profile, stages=one.profile.stages + routed)
+    planned = analyse(profile).configured(page_bytes=65_536, n_devices=n_devices).latency
+    assert planned.hybrid_routing.scale == pytest.approx(1.5, rel=0.1)
+    for batch in (1, 8, 32):
+        predicted = float(np.median(planned.parts(curve, work, batch).total()))
+        assert predicted == pytest.approx(seconds(batch), rel=0.1)
+
+
 def test_scans_that_share_cores_do_not_overlap() -> None:
     together = RoutingModel(serial=1.0)
     apart = RoutingModel()
