@@ -586,8 +586,14 @@ class Index:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Name and kind of each attribute that conditions (``where=``) may name; empty where there are none."""
-        stored = self._ivf.attributes
+        """Name and kind of each attribute that conditions (``where=``) may name; empty where there are none.
+
+        Also of attributes that others gave since this was opened: from now on this index has them, too.
+        """
+        from hybridindex.index.filters.write_attributes import look_again
+
+        look_again(self._ivf)
+        stored = self._ivf.rows.attributes
         return {} if stored is None else dict(stored.spec.columns)
 
     def set_attributes(self, table: Any, ids: Any = None) -> dict[str, str]:

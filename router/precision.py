@@ -36,6 +36,10 @@ class Precision:
         """None: rows."""
         return self.index.codes if isinstance(self.index, CodedIndex) else None
 
+    def describe_rows(self) -> str:
+        """Of searches by rows: "rows", and why where the index has codes."""
+        return f"rows: {self.why}" if self.why else "rows"
+
     def open_scanner(self, config: RouterConfig) -> HostScanner:
         """What scans on the host.
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -34,6 +35,8 @@ __all__ = [
     "ms",
     "parse_bytes",
     "readable_bytes",
+    "refuse_special_file",
+    "require_store",
     "show_json_error",
     "telling_commit",
 ]
@@ -157,11 +160,13 @@ def fail(error: BaseException, *, as_json: bool) -> int:
     message = str(error)
     if isinstance(error, KeyboardInterrupt):
         message = message or "interrupted; nothing half-made was left"
+    if isinstance(error, errors.AccessDeniedError) and "--key" not in message:
+        message += "; give a key: --key, or HYBRIDINDEX_KEY"
     kind = type(error).__name__
     if as_json:
         show_json_error(kind, message, code)
     with suppress(OSError):
-        err.print(Text(kind, style="bold red"), end=": ")
+        err.print(Text(kind, style="bold red"), end=": ", soft_wrap=True)
         err.print(message, highlight=False, soft_wrap=True)
     return int(code)
 
@@ -235,6 +240,29 @@ def readable_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
+def require_store(url: str | None) -> None:
+    """For commands that only read the control store at ``url``. To open one that is missing makes an empty one.
+
+    Raises:
+        InvalidInputError: ``--store`` names a file that is not there.
+    """
+    from hybridindex.store.engine import locate
+
+    place = locate(url) if url else None
+    if place is not None and place.path is not None and not filesystem.exists(place.path):
+        raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
+
+
+def refuse_special_file(path: Path, what: str) -> None:
+    """For files that are written under another name and renamed: a device or a pipe would be gone after that.
+
+    Raises:
+        InvalidInputError: ``path`` is neither missing, nor a folder, nor a regular file.
+    """
+    if filesystem.exists(path) and not filesystem.is_dir(path) and not filesystem.is_file(path):
+        raise InvalidInputError(f"{what} is {str(path)!r}, a device or a pipe; expected a new file, or a regular one")
+
+
 def load_ids(path: Path, what: str) -> np.ndarray[Any, Any]:
     """Ids in a ``.npy`` file, or one on each line of a text.
 
@@ -243,17 +271,21 @@ def load_ids(path: Path, what: str) -> np.ndarray[Any, Any]:
     """
     if path.suffix.lower() == ".npy":
         return load_npy(path, what)
+    expected = "expected a .npy file, or a text with an id on each line"
     try:
         lines = filesystem.read_text(path).split("\n")
-    except (errors.FileError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{what}: {error}; expected a .npy file, or a text with an id on each line") from error
+    except errors.FileError as error:
+        raise InvalidInputError(f"{what}: {error}; {expected}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{what}: {path} is no text in UTF-8; {expected}") from error
     ids = []
     for number, line in enumerate(lines, 1):
         try:
-            ids += [int(line)] if line.strip() else []
-        except ValueError:
-            raise InvalidInputError(f"{what}: line {number} of {path} is {line[:40]!r}; expected an integer") from None
-    return np.array(ids)
+            ids += [np.int64(line)] if line.strip() else []
+        except (ValueError, OverflowError):
+            named = f"{what}: line {number} of {path} is {line[:40]!r}"
+            raise InvalidInputError(f"{named}; expected an integer of 64 bits") from None
+    return np.array(ids, dtype=np.int64)
 
 
 def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
@@ -275,7 +307,16 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
     except errors.FileError as error:
         raise InvalidInputError(f"{what}: {error}") from error
     except (ValueError, EOFError) as error:
-        raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({error})") from error
+        # numpy takes every file without the magic bytes for a pickle, and advises to trust it.
+        begins = _first_bytes(path)
+        why = str(error) if not begins or begins == MAGIC_PREFIX else f"it begins with {begins!r}"
+        raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({why}); numpy.save writes one") from error
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")
     return as_float32(array) if array.ndim == 2 and holds_vectors(array.dtype) else array
+
+
+def _first_bytes(path: Path) -> bytes:
+    """As many as every ``.npy`` file begins with."""
+    with filesystem.File(path, "r") as file:
+        return file.read_at(0, len(MAGIC_PREFIX))

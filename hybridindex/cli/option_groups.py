@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
-__all__ = ["grouped"]
+import typer
+
+from hybridindex.errors import InvalidInputError
+
+__all__ = ["grouped", "refuse_beside_remove"]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,3 +55,12 @@ def _options_of(group: type) -> list[inspect.Parameter]:
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
         )
     return found
+
+
+def refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
+    """Raises InvalidInputError where a parameter of ``names`` is given beside ``--remove``."""
+    sources = {name: ctx.get_parameter_source(name) for name in names}
+    spelled = {name: "FILE" if name == "table" else f"--{name.replace('_', '-')}" for name in names}
+    given = [spelled[name] for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
+    if given:
+        raise InvalidInputError(f"--remove takes away, and {' and '.join(given)} is of what is made; give one of them")

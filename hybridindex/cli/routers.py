@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import hybridindex as hx
-from hybridindex.cli.console import err, parse_bytes
+from hybridindex.cli.console import err, parse_bytes, require_store
 from hybridindex.cli.options import MachineOptions, PlanOptions, SearchOptions
-from hybridindex.config import PrecisionName
+from hybridindex.config import PrecisionName, RouterConfig
 from hybridindex.errors import InvalidInputError, ProfileError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.precision import choose_view, view_of_profile, view_to_plan
 from hybridindex.plans.stored import resume_plan
+from hybridindex.router.precision import CandidateCount, choose_precision
 from hybridindex.router.router import Router
 from hybridindex.store.control import ControlStore
 from hybridindex.types import Profile
@@ -29,9 +30,13 @@ def choose_plan(
     """The plan that ``--plan`` names and its id; see :func:`hybridindex.plans.stored.resume_plan`.
 
     Where "latest" or "current" cannot be had, it is said, and the host searches without one.
+
+    Raises:
+        InvalidInputError: ``choice`` or ``store`` names none.
     """
     if choice == "none":
         return None, None
+    require_store(store)
     try:
         with index.store(store) as control:
             view = choose_view(index.ivf, control, choice, precision)
@@ -52,24 +57,25 @@ def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machin
     """A router that searches as ``asked``; without a budget it takes the plan's.
 
     Raises:
-        InvalidInputError: candidates are given for a search by rows.
+        InvalidInputError: candidates are given for a search by rows, or fewer than ``k``. Then no list was read.
     """
-    router = index.router(
-        plan,
-        machine.device or (),
+    config = RouterConfig(
+        devices=tuple(machine.device or ()),
         threads=machine.threads,
         device_budget_bytes=None if asked.budget is None else parse_bytes(asked.budget),
         precision=asked.precision,  # type: ignore[arg-type]
         candidates=asked.candidates,
         rows=asked.rows,  # type: ignore[arg-type]
     )
-    if asked.candidates is not None and router.precision.startswith("rows"):
-        router.close()
-        raise InvalidInputError(
-            f"--candidates is {asked.candidates}, and searches scan {router.precision}; expected --precision codes, "
-            "of an index that has codes (hybridindex compress)"
-        )
-    return router
+    if asked.candidates is not None:
+        chosen = choose_precision(index.ivf, config, None if plan is None else plan.index_fingerprint)
+        if chosen.codes is None:
+            raise InvalidInputError(
+                f"--candidates is {asked.candidates}, and searches scan {chosen.describe_rows()}; expected --precision "
+                "codes, of an index that has codes (hybridindex compress)"
+            )
+        CandidateCount(chosen.codes.spec, asked.candidates).of(asked.k, asked.nprobe or index.nprobe, None)
+    return index.router(plan, config=config)
 
 
 def profile_to_plan(opened: hx.Index, control: ControlStore, goal: PlanOptions, here: str | None) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, err, load_ids
+from hybridindex.cli.console import CliProgress, err, fail, load_ids
 from hybridindex.client.client import Client
 from hybridindex.errors import AccessDeniedError, BusyWritingError, InvalidInputError, UnreachableError
 from hybridindex.index.attributes.columns import read_table
 from hybridindex.index.inputs.batches import Batches
-from hybridindex.index.inputs.elements import as_float32
+from hybridindex.index.inputs.elements import ELEMENTS, as_float32, holds_vectors
 from hybridindex.index.inputs.files import open_file
+from hybridindex.index.source import find_unusable
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
 
@@ -49,7 +51,7 @@ class RowInput:
         that is known.
 
         Raises:
-            InvalidInputError: a file cannot be read, or they do not fit each other.
+            InvalidInputError: a file cannot be read, they do not fit each other, or a row holds what no row may.
         """
         ids = None if self.ids is None else load_ids(self.ids, "--ids")
         table = None if self.attributes is None else read_table(self.attributes)
@@ -68,7 +70,10 @@ class RowInput:
             part = None if table is None else table.slice(at, n)
             if (numbers is not None and len(numbers) != n) or (part is not None and len(part) != n):
                 raise InvalidInputError(f"--ids or --attributes end after row {at}, before {self.file.path} does")
-            yield as_float32(np.asarray(vectors)), numbers, part, total
+            rows = as_float32(np.asarray(vectors))
+            if rows.ndim == 2 and (unusable := find_unusable(rows)) is not None:
+                raise InvalidInputError(f"{self.file.path}, row {at + unusable[0]}, {unusable[1]}")
+            yield rows, numbers, part, total
             at += n
 
 
@@ -82,6 +87,8 @@ def _parts(opened: _Array | Batches, most: int) -> Iterator[tuple[_Array, _Array
         finally:
             opened.batches.close()
         return
+    if not holds_vectors(opened.dtype) and opened.dtype.kind not in "iu":
+        raise InvalidInputError(f"vectors have dtype {opened.dtype}; expected {ELEMENTS}")
     if opened.ndim != 2:
         raise InvalidInputError(f"vectors have shape {opened.shape}; expected (n, dim)")
     for at in range(0, len(opened), most):
@@ -192,8 +199,8 @@ class _ByDaemon:
 
 
 class _Closing(AbstractContextManager[RowTarget]):
-    def __init__(self, target: RowTarget, close: Callable[[], None], again: str) -> None:
-        self._target, self._close, self._again = target, close, again
+    def __init__(self, target: RowTarget, close: Callable[[], None], again: str, as_json: bool | None) -> None:
+        self._target, self._close, self._again, self._as_json = target, close, again, as_json
 
     def __enter__(self) -> RowTarget:
         return self._target
@@ -203,12 +210,22 @@ class _Closing(AbstractContextManager[RowTarget]):
     ) -> None:
         self._close()
         done = self._target.done
-        if error is not None and done:
-            err.print(f"{done:,} rows are in the index already; {self._again}", highlight=False)
+        if error is None or not done:
+            return
+        said = f"{done:,} rows are in the index already; {self._again}"
+        if isinstance(error, KeyboardInterrupt) and self._as_json is not None:
+            # Typer would pass over what a KeyboardInterrupt says.
+            sys.exit(fail(KeyboardInterrupt(f"interrupted; {said}"), as_json=self._as_json))
+        err.print(said, highlight=False)
 
 
 def open_target(
-    index: Path, key: str | None, *, upkeep: bool = False, again: str = "with ids, --upsert repeats them"
+    index: Path,
+    key: str | None,
+    *,
+    upkeep: bool = False,
+    again: str = "with ids, --upsert repeats them",
+    as_json: bool | None = None,
 ) -> AbstractContextManager[RowTarget]:
     """The daemon that serves ``index``, or a node of its cluster, where there is one and it takes changes; else the
     index itself.
@@ -216,6 +233,7 @@ def open_target(
     Args:
         upkeep: for what needs the role admin.
         again: what is said to who stops midway.
+        as_json: how a Ctrl-C after the first rows is told, with their number; None: by the caller, without it.
 
     Raises:
         UnreachableError: the daemon starts or stops, or no node answers. AccessDeniedError: it wants another key.
@@ -227,7 +245,7 @@ def open_target(
         node = client_of(index, key=key, upkeep=upkeep, timeout_s=_TIMEOUT_S)
         if node is None:
             direct = _Directly(index)
-            return _Closing(direct, direct.close, again)
+            return _Closing(direct, direct.close, again, as_json)
         client = node
     else:
         found = daemon
@@ -244,8 +262,8 @@ def open_target(
         raise
     if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
         by_daemon = _ByDaemon(client, status)
-        return _Closing(by_daemon, by_daemon.close, again)
+        return _Closing(by_daemon, by_daemon.close, again, as_json)
     client.close()
     err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)
     direct = _Directly(index)
-    return _Closing(direct, direct.close, again)
+    return _Closing(direct, direct.close, again, as_json)

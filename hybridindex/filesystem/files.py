@@ -188,7 +188,13 @@ def read_text(path: StrPath, *, encoding: str = "utf-8", errors: str = "strict")
 def read_array(path: StrPath) -> npt.NDArray[Any]:
     """A ``.npy`` file. Raises ValueError or EOFError for another content."""
     # From memory: numpy would read a file past us.
-    array: npt.NDArray[Any] = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    content = io.BytesIO(read_bytes(path))
+    try:
+        array: npt.NDArray[Any] = np.load(content, allow_pickle=False)
+    except (ValueError, EOFError):
+        raise
+    except Exception as error:  # numpy parses the header as Python, and raises what the parser does
+        raise ValueError(f"{path} holds no array: {error}") from error
     return array
 
 

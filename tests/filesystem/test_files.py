@@ -82,6 +82,23 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert len(raw) == (tmp_path / "x.npy").stat().st_size
 
 
+@pytest.mark.parametrize("header", [b"{'shape': (1", b"{'shape", b"{b'a': 1, 'a': 1}", b"{'a': 01}", b"{"])
+def test_a_damaged_array_is_a_value_error(tmp_path: Path, header: bytes) -> None:
+    """numpy passes on what Python's parser says of a damaged header, and an index with one did not open."""
+    content = bytearray(filesystem.array_bytes(np.arange(6.0)))
+    content[10:127] = header.ljust(117)
+    filesystem.write_bytes(tmp_path / "x.npy", bytes(content))
+    with pytest.raises(ValueError, match=r"."):
+        filesystem.read_array(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(50), b""])
+def test_what_is_no_array_is_a_value_error(tmp_path: Path, content: bytes) -> None:
+    filesystem.write_bytes(tmp_path / "x.npy", content)
+    with pytest.raises((ValueError, EOFError)):
+        filesystem.read_array(tmp_path / "x.npy")
+
+
 def test_what_is_not_there_is_no_error_to_look_at(tmp_path: Path) -> None:
     assert not filesystem.exists(tmp_path / "none")
     assert not filesystem.is_file(tmp_path)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, require_store, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, Key, RowCache, StoreUrl
 from hybridindex.cli.proposal_table import proposal_table, proposal_words
@@ -197,6 +197,7 @@ def _offline(
 
     share = 1.0 if bandwidth_share is None else bandwidth_share
     check_share(share)
+    require_store(store)
     if bandwidth_share is not None:
         err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
@@ -385,5 +386,7 @@ def _register_keys(app: typer.Typer) -> None:
         json: Json = False,
     ) -> None:
         """End a key. A running daemon notices at its next request."""
-        KeyFile(file).revoke(name)
+        keys = KeyFile(file)
+        keys.read()  # refuses a file that is not there
+        keys.revoke(name)
         emit({"revoked": name}, as_json=json, table=f"revoked {name}")

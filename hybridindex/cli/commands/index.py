@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,9 +23,11 @@ from hybridindex.cli.console import (
     load_npy,
     parse_bytes,
     readable_bytes,
+    refuse_special_file,
+    require_store,
     telling_commit,
 )
-from hybridindex.cli.option_groups import grouped
+from hybridindex.cli.option_groups import grouped, refuse_beside_remove
 from hybridindex.cli.options import IndexPath, InputOptions, Json, Key, NewFolder, RowAttributes, StoreUrl
 from hybridindex.cli.row_parts import MOST_ROWS, RowInput, open_target
 from hybridindex.errors import (
@@ -155,20 +156,21 @@ def _snapshot_problem(index: Path) -> str | None:
 def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str], str | None]:
     """The control store of an index, what is wrong with it, and why it was not read. None: it has none."""
     from hybridindex.store.engine import locate
+    from hybridindex.store.structure import find_damage_of_file
 
     place = locate(url or opened.path / STORE_FILE)
+    require_store(url)
     if place.path is not None and not filesystem.exists(place.path):
-        if url is not None:
-            raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
         return None, [], None
+    if cut_off := find_damage_of_file(place.path, whole=False):  # opening it would make a new store of it
+        return place.name, cut_off, None
     try:
         with opened.store(url) as control:
             return place.name, [str(problem) for problem in control.find_damage()], None
     except StoreError as error:
-        # A disk that is read-only, or another process at work, says nothing of what the store holds.
         out_of_reach = isinstance(error, StoreLockedError | StoreVersionError) or isinstance(error.__cause__, FileError)
         if url is None and out_of_reach:
-            return place.name, [], str(error)
+            return place.name, find_damage_of_file(place.path), str(error)
         return place.name, [str(error)], None
 
 
@@ -212,13 +214,6 @@ def _say_codes_changed(index: Path, until: str) -> None:
     if (daemon := find_daemon(index)) is not None:
         words = f'{daemon}; {until}: hybridindex reload {index} (or its setting reload = "auto")'
         err.print(words, highlight=False)
-
-
-def _refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
-    sources = {name: ctx.get_parameter_source(name) for name in names}
-    given = [f"--{name.replace('_', '-')}" for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
-    if given:
-        raise InvalidInputError(f"--remove takes away, and {' and '.join(given)} is of what is made; give one of them")
 
 
 def _say_snapshot(done: Snapshot, *, as_json: bool) -> None:
@@ -350,7 +345,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Put RaBitQ codes beside the rows of an index. Searches scan them, and compare the best rows exactly."""
         if remove:
-            _refuse_beside_remove(ctx, ("bits", "recall_loss", "queries", "seed"))
+            refuse_beside_remove(ctx, ("bits", "recall_loss", "queries", "seed"))
             with hx.open(index, verify="quick") as opened:
                 removed = opened.remove_codes()
             emit({"removed_bytes": removed}, as_json=json, table=f"removed {readable_bytes(removed)} of codes")
@@ -397,7 +392,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Give the rows of an index attributes that conditions of searches (--where) may name; earlier ones go."""
         if remove:
-            _refuse_beside_remove(ctx, ("table", "id_column"))
+            refuse_beside_remove(ctx, ("table", "id_column"))
             with hx.open(index, verify="quick") as opened:
                 removed = opened.remove_attributes()
             emit({"removed_bytes": removed}, as_json=json, table=f"removed {readable_bytes(removed)} of attributes")
@@ -449,7 +444,7 @@ def register(app: typer.Typer) -> None:
         if upsert and source.ids is None and source.ids_column is None and vectors.suffix.lower() in (".npy", *VECS):
             raise InvalidInputError("--ids is missing; expected the id of each row, as --upsert is given")
         replaced = 0
-        with CliProgress(quiet=json) as progress, open_target(index, key) as target:
+        with CliProgress(quiet=json) as progress, open_target(index, key, as_json=json) as target:
             for part, ids, table, total in rows.parts(min(batch, target.most_rows)):
                 progress("add", target.done, total)
                 replaced += target.add(part, ids, table, replace=upsert)
@@ -472,6 +467,8 @@ def register(app: typer.Typer) -> None:
         json: Json = False,
     ) -> None:
         """Delete rows of an index, for good; by the daemon where one serves it."""
+        if (ids is None) == (where is None):
+            raise InvalidInputError(f"--ids and --where are both {'missing' if ids is None else 'given'}; expected one")
         given = None if ids is None else load_ids(ids, "--ids")
         with open_target(index, key) as target:
             n = target.delete(given, where)
@@ -505,6 +502,7 @@ def register(app: typer.Typer) -> None:
         json: Json = False,
     ) -> None:
         """Write an index as a plain faiss file."""
+        refuse_special_file(file, "FILE")
         with hx.open(index) as opened:
             opened.to_faiss(file)
         facts = {"file": file, "bytes": filesystem.stat(file).st_size}

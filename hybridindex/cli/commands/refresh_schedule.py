@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hybridindex.cli.console import emit
+from hybridindex.cli.console import emit, require_store
 from hybridindex.cli.options import IndexPath, Json, StoreUrl
 from hybridindex.errors import InvalidInputError
 from hybridindex.refresh.timetable import check_schedule
@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
     @schedule.command(name="list")
     def list_(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
         """List the rows."""
+        require_store(store)
         with _open(index, store) as control:
             found = control.list_schedule()
         table = Table("name", "kind", "spec", "action", "enabled", "last run")
@@ -86,6 +87,7 @@ def register(app: typer.Typer) -> None:
     @schedule.command()
     def remove(index: IndexPath, name: Name, store: StoreUrl = None, json: Json = False) -> None:
         """Remove a row."""
+        require_store(store)
         with _open(index, store) as control:
             control.remove_schedule(name)
         emit({"removed": name}, as_json=json, table=f"removed {name}")

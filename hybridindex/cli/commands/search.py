@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -17,6 +18,25 @@ from hybridindex.cli.options import AllowIds, DenyIds, IndexPath, MachineOptions
 from hybridindex.cli.routers import choose_plan, open_router
 
 __all__ = ["register"]
+
+
+def _write_arrays(output: Path, **arrays: np.ndarray[Any, Any]) -> None:
+    """A file that was there is written anew, or stays as it was; of a new one nothing half written stays."""
+    if filesystem.is_file(output):
+        with filesystem.replacing(output.resolve()) as beside:
+            filesystem.write_arrays(beside, **arrays)
+        return
+    if filesystem.exists(output):
+        # A device or a pipe tells no position, which numpy asks for.
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        filesystem.write_bytes(output, content.getvalue())
+        return
+    try:
+        filesystem.write_arrays(output, **arrays)
+    except BaseException:
+        filesystem.discard(output)
+        raise
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +69,7 @@ def register(app: typer.Typer) -> None:
                 )
                 labels, scanned = [tier.label for tier in router.devices], router.precision
         if output is not None:
-            filesystem.write_arrays(output, ids=result.ids, distances=result.distances, nprobe_used=result.nprobe_used)
+            _write_arrays(output, ids=result.ids, distances=result.distances, nprobe_used=result.nprobe_used)
         table = Table(
             "query", "ids", "distances", title=f"devices: {', '.join(labels) or 'none (host only)'}; {scanned}"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "as_attributes",
     "describe",
     "fitted",
+    "gathered",
     "in_row_order",
     "need",
     "read_table",
@@ -26,6 +28,11 @@ __all__ = [
 
 MAX_ATTRIBUTES = 256
 _LONGEST_NAME = 128
+#: What is wrong with a column, and what to do. An array counts its bytes, and the members of its lists, by 32 bits.
+_TOO_LONG = (
+    "has more than 2 GiB of texts, or 2³¹ of them; expected fewer: give shorter values, several attributes, or fewer "
+    "rows"
+)
 #: What an attribute may be -> whether a pyarrow type is that. Numbers, dates and texts of other types become these.
 ATTRIBUTE_KINDS: dict[str, Callable[[Any, Any], bool]] = {
     "int": lambda pa, kind: bool(pa.types.is_int64(kind)),
@@ -95,12 +102,22 @@ def _column_of(pa: Any, name: str, column: Any) -> Any:
         raise InvalidInputError(f"attribute {name!r} is no column: {error}") from None
 
 
+@contextmanager
+def _in_one_array(pa: Any, name: str) -> Iterator[None]:
+    """Raises InvalidInputError: texts that are put into one array are too many for it."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(f"attribute {name!r} {_TOO_LONG}") from error
+
+
 def _plain(pa: Any, name: str, column: Any, known: Any) -> Any:
     """``known``: the type of that column of the index; None: there is none."""
     types = pa.types
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    with _in_one_array(pa, name):
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if types.is_dictionary(column.type):
+            column = column.dictionary_decode()
     kind = column.type
     if types.is_null(kind) and known is not None:
         wanted = known
@@ -127,7 +144,12 @@ def _plain(pa: Any, name: str, column: Any, known: Any) -> Any:
     try:
         if types.is_date(kind):
             column = column.cast(pa.timestamp("us"))
-        column = column.cast(wanted)
+        if str(kind) == "string_view":
+            # To a string at once, too many bytes become wrong offsets instead of an error.
+            column = column.cast(pa.large_string())
+        # Texts that do not fit are too many; of numbers and dates Arrow says what is wrong.
+        with _in_one_array(pa, name) if wanted in (pa.string(), pa.list_(pa.string())) else nullcontext():
+            column = column.cast(wanted)
     except pa.ArrowException as error:
         raise InvalidInputError(f"attribute {name!r} is {kind} and does not fit {wanted}: {error}") from None
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -202,5 +224,35 @@ def in_row_order(table: Any, at: I64) -> Any:
     """The table whose row r is row ``at[r]`` of ``table``, or nothing but missing values where that is -1."""
     pa = need("pyarrow")
     indices = pa.array(at, mask=np.asarray(at < 0))
-    taken = {name: table[name].combine_chunks().take(indices) for name in table.column_names}
-    return pa.table({name: c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for name, c in taken.items()})
+    taken = {}
+    for name in table.column_names:
+        with _in_one_array(pa, name):
+            column = table[name].combine_chunks().take(indices)
+            taken[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pa.table(taken)
+
+
+def gathered(tables: Sequence[Any], at: I64) -> Any:
+    """The table whose row r is row ``at[r]`` of the tables, one after the other, which have the same schema. Only the
+    rows that are in it have to fit into one array a column.
+
+    Raises:
+        InvalidInputError: they do not; names the column.
+    """
+    pa = need("pyarrow")
+    order = np.argsort(at, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    taken = {}
+    for name in tables[0].column_names:
+        chunks = [chunk for table in tables for chunk in table[name].chunks]
+        ends = np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
+        bounds = np.searchsorted(at[order], np.concatenate([[0], ends]))
+        with _in_one_array(pa, name):
+            parts = [
+                chunk.take(pa.array(at[order[low:high]] - (end - len(chunk))))
+                for chunk, end, low, high in zip(chunks, ends, bounds[:-1], bounds[1:], strict=True)
+            ]
+            whole = pa.concat_arrays(parts) if parts else pa.nulls(0, tables[0].schema.field(name).type)
+            taken[name] = whole.take(pa.array(place))
+    return pa.table(taken, schema=tables[0].schema)

@@ -97,6 +97,11 @@ class StoredAttributes:
         self._reading = threading.Lock()
         self._columns: dict[str, Any] | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the file was read: what becomes of it changes nothing any more."""
+        return self._columns is not None
+
     def check(self) -> None:
         """Compares every byte of the file with its digest, whatever was read.
 
@@ -157,8 +162,8 @@ def spec_state(generation: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def find_attributes(generation: Path, manifest: Manifest) -> tuple[StoredAttributes | None, str]:
-    """The attributes of a generation; or None, and why not where there should be some."""
+def find_attributes(generation: Path, manifest: Manifest, told: str = "") -> tuple[StoredAttributes | None, str]:
+    """The attributes of a generation; or None, and why not where there should be some. ``told``: what is in the log."""
     file = generation / SPEC_FILE
     try:
         try:
@@ -177,5 +182,6 @@ def find_attributes(generation: Path, manifest: Manifest) -> tuple[StoredAttribu
     except (OSError, IndexFormatError) as error:
         cause = error if isinstance(error, IndexFormatError) else unreadable(error, file)
         problem = f"{cause}; conditions on attributes are refused until they are given again"
-        _log.warning("the attributes of %s are not used: %s", generation.parent, problem)
+        if problem != told:
+            _log.warning("the attributes of %s are not used: %s", generation.parent, problem)
         return None, problem

@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, SupersededError, UnreadableIndexError
-from hybridindex.index.attributes.columns import schema_of
+from hybridindex.index.attributes.columns import gathered, schema_of
 from hybridindex.index.attributes.stored import find_attributes
 from hybridindex.index.changes.reshape import Shape, Thresholds
 from hybridindex.index.changes.shape import CHUNK_BYTES, LeftRowsAtPace, Pace, nlist_ratio, reshapes, shape_of
@@ -289,7 +289,7 @@ def _attributes_in(index: IVFIndex, order: I64, added: AddedLists | None) -> Any
         start = np.cumsum(added.sizes) - added.sizes
         place = start[lists[came]] + at[came] - index.list_sizes[lists[came]]
         record[came] = index.count + added.numbers[place]
-    return pa.concat_tables(tables).combine_chunks().take(record).combine_chunks()
+    return gathered(tables, record)
 
 
 def _carry_over(old: IVFIndex, new: IVFIndex, folder: Path, number: int) -> None:

@@ -14,15 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import check_ids
-from hybridindex.errors import DuplicateIdError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import DuplicateIdError, InvalidInputError, UnsupportedIndexError, without_path
 from hybridindex.extension import native
 from hybridindex.index.attributes.added import as_stream
 from hybridindex.index.attributes.columns import as_attributes, fitted
-from hybridindex.index.attributes.stored import find_attributes, spec_state
+from hybridindex.index.attributes.stored import spec_state
 from hybridindex.index.changes.claim import claim_of
 from hybridindex.index.codec import max_abs_of
 from hybridindex.index.filters.row_filter import RowFilters, ids_of
 from hybridindex.index.filters.row_numbers import RowNumbers, row_numbers
+from hybridindex.index.filters.write_attributes import look_again
 from hybridindex.index.inputs.elements import ELEMENTS, holds_vectors
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.live.added import AddedLists
@@ -278,13 +279,12 @@ def _attributes(index: IVFIndex, attributes: Any, n: int) -> bytes:
     if attributes is None:
         return b""
     # Others may have given some since.
-    index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
-    stored = index.attributes
+    problem, stored = look_again(index), index.attributes
     table = as_attributes(attributes, None if stored is None else stored.spec.columns)
     if len(table) != n:
         raise InvalidInputError(f"attributes have {len(table)} rows and vectors {n}; expected as many")
-    if stored is None:
-        why = index.attributes_problem or "set_attributes (hybridindex attributes) gives it some"
+    if stored is None or problem:
+        why = problem or "set_attributes (hybridindex attributes) gives it some"
         raise InvalidInputError(f"attributes are given, and the index has none: {why}")
     return as_stream(fitted(table, stored.spec.columns))
 
@@ -320,7 +320,10 @@ def _ids_where(index: IVFIndex, state: LiveState, where: str | None) -> I64:
     """(m,) int64: ids of the rows of which a condition is true now, by the attributes on disk."""
     while True:
         _numbers(index)
-        index.attributes, index.attributes_problem = find_attributes(index.integrity.folder, index.manifest)
+        if problem := look_again(index):
+            raise InvalidInputError(
+                f"where is given, and the index has no attributes: {without_path(problem, index.path)}"
+            )
         filters = RowFilters(index)
         made = filters.make(None, None, where)
         stored: I64 = np.unique(ids_of(index, made))

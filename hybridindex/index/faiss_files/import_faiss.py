@@ -93,7 +93,8 @@ def from_faiss(
     An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
     loaded whole, as faiss cannot map them). RaBitQ codes of 1 bit are also taken over into our blocks, which searches
     by codes scan. Where that fails, of a full disk for one, the index is imported all the same: a log warning says so.
-    Vectors that faiss counted and put into no list (NaN, infinity) are not imported: a log warning says how many.
+    Vectors that the file counts and no list holds are not imported: a log warning says how many. faiss counts vectors
+    of NaN or infinity and puts them into no list; a file whose lists lost rows looks the same.
 
     Args:
         file: written by ``faiss.write_index``; or an index object, which stays as it is: it is written into the new
@@ -379,8 +380,9 @@ class _SourceLists:
             raise CorruptIndexError(f"{name}: lists hold {self.count} vectors, the header says {ivf.ntotal}")
         if self.count < ivf.ntotal:
             _LOG.warning(
-                "%s: %d of %d vectors are in no list, and are not imported: faiss counts those of NaN or infinity, "
-                "which are near no centroid, and puts them nowhere", name, ivf.ntotal - self.count, ivf.ntotal,
+                "%s: %d of %d vectors are in no list, and are not imported. The index does not say why: either they "
+                "hold NaN or infinity, which faiss counts and puts into no list, or the lists lost rows after faiss "
+                "counted them; if all vectors were finite, make it anew", name, ivf.ntotal - self.count, ivf.ntotal,
             )  # fmt: skip
 
     def codes(self, list_id: int) -> U8:

@@ -7,7 +7,8 @@ leaves the old attributes or the new ones, and files that the next call removes.
 from __future__ import annotations
 
 import datetime
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from hybridindex.index.storage.generation import log_lock
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import I64
 
-__all__ = ["copy_attributes", "remove_attributes", "write_attributes", "write_ordered"]
+__all__ = ["copy_attributes", "look_again", "remove_attributes", "write_attributes", "write_ordered"]
 
 _BEING_WRITTEN = "attributes.arrow.new"
 #: That a message names.
@@ -52,7 +53,8 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
         InvalidInputError: names the column, or ids that the index does not have or that come twice.
         MissingDependencyError: pyarrow is not installed.
         BuildError: another process is writing, or the generation was removed. DiskFullError: no room. NotWritableError.
-        In each case what was there before stays.
+        In each case what was there before stays, unless the last sync of the folder failed: then the new attributes
+        are there, and may not survive a power cut.
     """
     index = index.rows
     index.mapped_model()  # is it open?
@@ -67,7 +69,7 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
     with index.integrity.all_whole():
         ordered = in_row_order(given, _places(index, given, ids))
         folder = index.integrity.folder
-        with adding_to_generation(index.path, folder), log_lock(index.path):
+        with _known_after_failure(index), adding_to_generation(index.path, folder), log_lock(index.path):
             if index.live.file.read().place.number != number:
                 raise BuildError(f"{index.path} was changed meanwhile; try again")
             try:
@@ -76,6 +78,35 @@ def write_attributes(index: IVFIndex, table: Any, ids: Any = None) -> AttributeS
                 _remove_strays(folder)
     index.attributes, index.attributes_problem = find_attributes(folder, index.manifest)
     return spec
+
+
+def look_again(index: IVFIndex) -> str:
+    """Has an open index know the attributes that are on disk now: others may have given or removed some since.
+
+    Returns:
+        Why they cannot be read; empty: they can, or there are none. What the index knew then stays: the disk may fail
+        for a moment, and searches have the columns in memory.
+    """
+    index = index.rows
+    folder, known = index.integrity.folder, index.attributes
+    found, problem = find_attributes(folder, index.manifest, index.attributes_problem)
+    if found is None and known is not None and (problem or not filesystem.is_dir(folder)):
+        return problem  # no problem: its generation was removed, with the files of what it knows
+    if found is not None and known is not None and known.is_read and known.spec == found.spec:
+        found = known  # reading the same columns again takes long
+    index.attributes, index.attributes_problem = found, problem
+    return problem
+
+
+@contextmanager
+def _known_after_failure(index: IVFIndex) -> Iterator[None]:
+    """Where the block fails, the index knows what is on disk then: a sync may fail when the files are changed."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FileError):
+            look_again(index)
+        raise
 
 
 def write_ordered(index: IVFIndex, table: Any) -> None:
@@ -106,7 +137,7 @@ def remove_attributes(index: IVFIndex) -> int:
     index = index.rows
     index.mapped_model()
     folder = index.integrity.folder
-    with adding_to_generation(index.path, folder):
+    with _known_after_failure(index), adding_to_generation(index.path, folder):
         nbytes = remove_additions(folder, SPEC_FILE, "attributes*")
     index.attributes, index.attributes_problem = None, ""
     return nbytes

@@ -155,6 +155,17 @@ def test_a_key_is_needed_where_the_daemon_needs_one(cli, path, files, tmp_path, 
         assert "role admin" in cli("compact", path).err
 
 
+@pytest.mark.parametrize("command", ["status", "drain", "history"])
+def test_a_key_that_is_missing_is_asked_for_as_the_command_takes_it(cli, path, tmp_path, monkeypatch, command):
+    monkeypatch.delenv("HYBRIDINDEX_KEY", raising=False)
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("someone", "admin")
+    with daemon(path, Keyring(keys.path)):
+        refused = cli(command, path, "--json")
+    assert refused.code == 8
+    assert refused.json["error"]["message"].endswith("; give a key: --key, or HYBRIDINDEX_KEY")
+
+
 def test_beside_a_daemon_that_takes_no_changes(cli, path, files):
     with daemon(path, write=False):
         done = cli("add", path, files / "new.npy", "--json")

@@ -88,6 +88,38 @@ def test_a_store_out_of_reach_says_nothing_against_the_index(cli, index_path, fi
     assert cli("verify", index_path, "--store", file).code == ExitCode.BAD_INDEX, "it was asked for"
 
 
+def test_a_damaged_store_out_of_reach_is_damaged(cli, index_path, file, monkeypatch):
+    """On a read-only disk, and while another process upgraded the store, verify called damaged pages whole."""
+    raw = file.read_bytes()
+    # A page in the middle: the header and the schema can be read.
+    file.write_bytes(raw[: 4096 * 12] + bytes(4096) + raw[4096 * 13 :])
+    damaged = file.read_bytes()
+
+    def refuse(_lock):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    found = cli("verify", index_path, "--json")
+    assert (found.code, found.json["ok"]) == (ExitCode.BAD_INDEX, False)
+    assert found.json["store_problems"]
+    assert all(problem.startswith(f"control store {file}: ") for problem in found.json["store_problems"])
+    assert "Read-only file system" in found.json["store_unread"]
+    # It was only read.
+    assert file.read_bytes() == damaged
+    assert not file.with_name("control.sqlite-wal").exists()
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_store_that_was_cut_off_is_damaged_and_stays(cli, index_path, file, size):
+    """verify made a new store of it, and said that all was well."""
+    file.write_bytes(b"x" * size)
+    found = cli("verify", index_path, "--json")
+    assert (found.code, found.json["ok"], found.json["store"]) == (ExitCode.BAD_INDEX, False, str(file))
+    (problem,) = found.json["store_problems"]
+    assert f"it has {size} bytes" in problem
+    assert file.stat().st_size == size
+
+
 def test_a_server_that_does_not_answer_is_named_without_its_password(cli, index_path):
     pytest.importorskip("psycopg")
     found = cli("verify", index_path, "--store", "postgresql://me:secret@127.0.0.1:1/none", "--json")

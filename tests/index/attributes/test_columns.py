@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import mmap
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -15,7 +17,15 @@ import pyarrow.parquet
 import pytest
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
-from hybridindex.index.attributes.columns import MAX_ATTRIBUTES, as_attributes, describe, in_row_order, read_table
+from hybridindex.index.attributes.columns import (
+    MAX_ATTRIBUTES,
+    as_attributes,
+    describe,
+    gathered,
+    in_row_order,
+    read_table,
+)
+from hybridindex.index.changes.compact import _attributes_in
 
 DAY = datetime.date(2020, 1, 31)
 KINDS = [
@@ -124,3 +134,57 @@ def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependencyError, match="need pyarrow: "):
         as_attributes({"a": [1]})
+
+
+def texts_of(n, nbytes):
+    """``n`` texts of as many bytes together, which take no memory before somebody reads them."""
+    offsets = np.linspace(0, nbytes, n + 1).astype(np.int32)
+    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(mmap.mmap(-1, nbytes)))
+
+
+def lists_of(n, nbytes):
+    return pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), texts_of(n, nbytes))
+
+
+@pytest.mark.parametrize("make", [texts_of, lists_of])
+def test_texts_of_more_than_two_gib_are_refused_by_name(make):
+    """Arrays of texts count bytes by 32 bits."""
+    column = pa.chunked_array([make(64, 1 << 29)] * 4)
+    for given in ({"short": [1] * 256, "long": column}, pa.table({"short": [1] * 256, "long": column})):
+        with pytest.raises(InvalidInputError, match=r"attribute 'long' has more than 2 GiB of texts.*shorter values"):
+            as_attributes(given)
+
+
+def test_rows_are_gathered_from_several_tables():
+    whole = as_attributes(
+        {
+            "s": ["a", None, "", "b", "c"],
+            "l": [["x"], [], None, ["y", "z"], []],
+            "i": [1, 2, None, 4, 5],
+            "t": [DAY, None, DAY, DAY, None],
+        }
+    )
+    parts = [whole.slice(0, 2), whole.slice(2, 0), pa.concat_tables([whole.slice(2, 1), whole.slice(3, 2)])]
+    for at in ([4, 0, 2, 2, 1, 3], [3], []):
+        rows = np.array(at, np.int64)
+        found = gathered(parts, rows)
+        assert found.schema == whole.schema
+        assert found.to_pylist() == whole.take(pa.array(rows)).to_pylist()
+
+
+def test_a_compaction_counts_texts_of_the_rows_that_stay():
+    """Those that were deleted are not written, and do not stop it for good."""
+    stored, came = ({"a": texts_of(64, 1_200 << 20)} for _ in range(2))
+    attributes = SimpleNamespace(spec=SimpleNamespace(columns={"a": "string"}), columns=stored)
+    index = SimpleNamespace(attributes=attributes, list_sizes=np.array([64]), count=64)
+    added = SimpleNamespace(
+        attributes=SimpleNamespace(table=lambda schema: pa.table(came, schema=schema)),
+        sizes=np.array([64]),
+        numbers=np.arange(64),
+    )
+    order = np.array([[0, 3], [0, 70]])
+    assert (
+        _attributes_in(index, order, added)["a"]
+        .combine_chunks()
+        .equals(pa.concat_arrays([stored["a"].take(pa.array([3])), came["a"].take(pa.array([6]))]))
+    )

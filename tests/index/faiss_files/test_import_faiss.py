@@ -316,6 +316,17 @@ def test_vectors_that_faiss_left_out_of_the_lists_are_said(
             np.testing.assert_array_equal(search(index)[1], source.search(QUERIES, 10)[1])
 
 
+def test_a_list_that_lost_finite_rows_is_not_put_down_to_nan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads that vectors of NaN are missing looks for some, and not for the rows that a damaged file lost."""
+    source = make_faiss("IVF12,Flat")
+    lost = source.invlists.list_size(3)
+    source.invlists.resize(3, 0)
+    with from_faiss(source, tmp_path / "i") as index:
+        assert index.count == 700 - lost
+    assert f"{lost} of 700 vectors are in no list" in caplog.text
+    assert "or the lists lost rows after faiss counted them" in caplog.text
+
+
 @pytest.mark.parametrize("said", [699, 701])
 def test_lists_of_more_vectors_than_were_counted_or_of_none_are_refused(tmp_path: Path, said: int) -> None:
     source = make_faiss("IVF12,Flat")

@@ -11,12 +11,13 @@ import pytest
 
 import hybridindex as hx
 from hybridindex import filesystem
-from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, InvalidInputError
+from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, HybridIndexError, InvalidInputError
 from hybridindex.index import open_index
-from hybridindex.index.attributes.stored import SPEC_FILE
+from hybridindex.index.attributes.stored import SPEC_FILE, StoredAttributes
 from hybridindex.index.filters.write_attributes import remove_attributes, write_attributes
 from hybridindex.router import Router
 from tests.clustered import clustered, small_index
+from tests.faults import FaultyDisk, of
 
 N, NLIST = 600, 8
 YEARS = {"year": np.arange(N) % 40 + 1980, "lang": ["en", "de", None] * (N // 3)}
@@ -174,3 +175,80 @@ def test_a_build_gives_them_to_the_rows_of_a_file_or_an_iterator_that_has_ids_of
     for name, vectors in (("file", file), ("iterator", halves)):
         with hx.build(vectors, tmp_path / name, nlist=NLIST, attributes={"a": np.arange(N)}) as index:
             assert by_id(index.ivf)["a"] == expected
+
+
+def test_an_open_index_says_which_attributes_there_are_now(tmp_path):
+    """Who asked which columns there are, and gave rows values of these, was refused for as long as its index was open:
+    another index of the same directory had removed them."""
+    rows = clustered(60, seed=1)
+    with hx.build(rows[:50], tmp_path / "i", nlist=4, attributes={"a": np.arange(50)}) as index:
+        with hx.open(tmp_path / "i") as other:
+            other.remove_attributes()
+            assert index.attributes == {}
+            other.set_attributes({"b": ["x"] * 50})
+            assert index.attributes == {"b": "string"}
+        assert index.delete(where="b = 'x'") == 50
+
+
+def test_attributes_of_an_open_generation_that_was_removed_stay_known(tmp_path):
+    rows = clustered(60, seed=1)
+    with hx.build(rows[:50], tmp_path / "i", nlist=4, attributes={"a": np.arange(50)}) as index:
+        hx.build(rows[:50], tmp_path / "i", nlist=4, replace=True).close()
+        hx.remove_replaced(tmp_path / "i")
+        assert index.attributes == {"a": "int"}
+
+
+def test_columns_are_read_once_however_many_rows_come(tmp_path, monkeypatch):
+    """Each addition with attributes had the next condition read those of the whole generation again."""
+    rows, reads = clustered(60, seed=1), []
+    read = StoredAttributes._read
+    monkeypatch.setattr(StoredAttributes, "_read", lambda self: reads.append(1) or read(self))
+    with (
+        hx.build(rows[:50], tmp_path / "i", nlist=4, attributes={"a": np.arange(50)}) as index,
+        index.router(devices=[]) as router,
+    ):
+        for number in range(3):
+            index.add(rows[50 + number : 51 + number], None, {"a": [50 + number]})
+            found = router.search(rows[:1], 60, 4, where=f"a >= {49 - number}").ids[0]
+            assert (found >= 0).sum() == 2 * number + 2
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("name", [SPEC_FILE, ".arrow"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_for_a_moment_takes_no_columns_from_searches(tmp_path, name, number):
+    """A row that came with attributes while the disk failed left the open index without any: all conditions were
+    refused until another row came with some."""
+    rows = clustered(60, seed=1)
+    with (
+        hx.build(rows[:50], tmp_path / "i", nlist=4, attributes={"a": np.arange(50)}) as index,
+        index.router(devices=[]) as router,
+    ):
+        assert (router.search(rows[:1], 60, 4, where="a >= 40").ids[0] >= 0).sum() == 10
+        for change in (lambda: index.add(rows[50:51], None, {"a": [50]}), lambda: index.delete(where="a >= 40")):
+            disk = FaultyDisk(counts=of("open", path=name), allowed=0, number=number)
+            with filesystem.watched_by(disk), pytest.raises(InvalidInputError, match="cannot be read"):
+                change()
+            assert disk.failed
+            assert index.attributes == {"a": "int"}
+            assert (router.search(rows[:1], 60, 4, where="a >= 39").ids[0] >= 0).sum() == 11
+        assert index.n_live == 50
+
+
+@pytest.mark.parametrize("change", ["set", "remove"])
+def test_an_index_searches_what_is_on_disk_when_the_last_sync_fails(tmp_path, change):
+    """The open index went on with the earlier attributes, and everybody who opened it later had others."""
+    rows = clustered(60, seed=1)
+    with hx.build(rows[:50], tmp_path / "i", nlist=4, attributes={"a": np.arange(50)}) as index:
+        generation = index.ivf.integrity.folder.name
+        disk = FaultyDisk(counts=of("sync_folder", path=generation))
+        with filesystem.watched_by(disk):
+            index.remove_attributes() if change == "remove" else index.set_attributes({"a": np.arange(50)})
+        index.set_attributes({"a": np.arange(50)})
+        last = FaultyDisk(counts=of("sync_folder", path=generation), allowed=len(disk.calls) - 1, number=errno.EIO)
+        with filesystem.watched_by(last), pytest.raises(HybridIndexError):
+            index.remove_attributes() if change == "remove" else index.set_attributes({"b": ["x"] * 50})
+        known = index.ivf.attributes
+        with hx.open(tmp_path / "i") as again:
+            assert again.attributes == ({} if change == "remove" else {"b": "string"})
+            assert (known and known.spec.columns) == (again.attributes or None)
