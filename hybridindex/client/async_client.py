@@ -50,8 +50,8 @@ class AsyncClient(OfOneProcess):
             url: ``http://host:port``, ``https://…`` or ``unix:/path``; without a name and a password.
             key: an API key, where the daemon asks for one.
             index: the name of one of several indexes; None: the first.
-            timeout_s: longest time of one call, retries included, however slowly an answer comes. The look-up of a
-                host's name is not counted by the blocking client.
+            timeout_s: longest time of one call, retries and the look-up of the host's name included, however slowly an
+                answer comes.
             change_timeout_s: in its place where the plan or the generation changes: lists travel meanwhile, and the
                 process that plans gives way to everything else.
             verify: False, or a context, for certificates of one's own.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hybridindex.client.addresses import Addresses
 from hybridindex.errors import ServiceError
 
 __all__ = ["Waits", "answer_within", "async_answer_within", "bound_each_wait"]
@@ -77,7 +78,7 @@ def answer_within(transport: Any, request: Any, timeout_s: float) -> tuple[Any, 
 
 
 async def async_answer_within(transport: Any, request: Any, timeout_s: float) -> tuple[Any, bytes]:
-    """As :func:`answer_within`, of an asynchronous transport."""
+    """As :func:`answer_within`, of an asynchronous transport. ServiceError: it is of another event loop."""
     import httpx
 
     limit = asyncio.timeout(timeout_s)
@@ -94,6 +95,11 @@ async def async_answer_within(transport: Any, request: Any, timeout_s: float) ->
         raise httpx.ReadTimeout(_over(timeout_s)) from error
     except httpx.DecodingError as error:
         raise ServiceError(f"the daemon's answer cannot be unpacked ({error})") from error
+    except RuntimeError as error:  # asyncio's, of a connection of another loop
+        raise ServiceError(
+            f"the connections cannot be used ({error}); an AsyncClient belongs to the event loop that used it first: "
+            "make one for each"
+        ) from error
     return answer, body
 
 
@@ -108,13 +114,25 @@ def bound_each_wait(transport: Any) -> Any:
 
 
 class _Connections:
-    """A network backend of httpcore whose connections look at the clock."""
+    """A network backend of httpcore whose connections look at the clock. Any thread."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner = inner
+        self._inner, self._addresses = inner, Addresses()
 
-    def connect_tcp(self, *args: Any, **options: Any) -> _Connection:
-        return _Connection(self._inner.connect_tcp(*args, **options))
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> _Connection:
+        """To the first address of the host that takes the connection. Each gets an equal part of what is left."""
+        import httpcore
+
+        found = self._addresses.of(host, port, timeout)
+        for n_left in range(len(found), 0, -1):
+            left_s = _now_left(timeout, "ConnectTimeout")
+            part_s = None if left_s is None else left_s / n_left
+            try:
+                return _Connection(self._inner.connect_tcp(found[-n_left], port, timeout=part_s, **options))
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if n_left == 1:
+                    raise
+        raise httpcore.ConnectError(f"the name {host} has no address")
 
     def connect_unix_socket(self, *args: Any, **options: Any) -> _Connection:
         return _Connection(self._inner.connect_unix_socket(*args, **options))
@@ -144,8 +162,9 @@ class _Connection:
             self._inner.write(rest[:_PIECE_BYTES], timeout=_now_left(timeout, "WriteTimeout"))
             rest = rest[_PIECE_BYTES:]
 
-    def start_tls(self, *args: Any, **options: Any) -> _Connection:
-        return _Connection(self._inner.start_tls(*args, **options))
+    def start_tls(self, *args: Any, timeout: float | None = None, **options: Any) -> _Connection:
+        left_s = _now_left(timeout, "ConnectTimeout")
+        return _Connection(self._inner.start_tls(*args, timeout=left_s, **options))
 
 
 def _now_left(timeout: float | None, error: str) -> float | None:

@@ -126,6 +126,9 @@ class Address:
             _ = parts.port
             if not parts.hostname or parts.hostname.split() != [parts.hostname]:
                 refused = "it names no host"
+            elif "?" in address or "#" in address:
+                # What follows may be secret, too.
+                address, refused = re.split("[?#]", address)[0], "it goes on with a query or a fragment"
             may_be_shown = may_be_shown or (not refused and "@" not in parts.netloc)
         except ValueError as error:
             refused = str(error)

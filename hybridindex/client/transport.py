@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from hybridindex.bearer import bearer
 from hybridindex.client.exchange import Waits, bound_each_wait
 from hybridindex.client.messages import Address, Call, not_an_address
@@ -48,6 +50,8 @@ class TimeLimits:
     def of(self, call: Call[Any]) -> float:
         """For all attempts: what its kind may take, or its deadline. Raises InvalidInputError for a bad deadline."""
         deadline_ms = call.params.get("deadline_ms")
+        if isinstance(deadline_ms, np.integer | np.floating):
+            deadline_ms = deadline_ms.item()
         if deadline_ms is None:
             return self._change_timeout_s if call.is_change else self._timeout_s
         # Compared before it is divided: an integer may be above all floats.

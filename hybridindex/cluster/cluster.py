@@ -8,12 +8,13 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hybridindex import filesystem
+from hybridindex.api import STORE_FILE
 from hybridindex.cluster.access import read_access
 from hybridindex.cluster.keys import KEY_FILES, ClusterKeys, key_for_searches, key_for_writes, make_keys, read_keys
 from hybridindex.cluster.local_ray import LOCAL_FILE, read_local, start_local, stop_local
@@ -100,6 +101,13 @@ class NodeOptions:
                 "certificate, or insecure_network=True (--insecure-network) in a network where nobody listens"
             )
 
+    def with_store_of(self, index: Path) -> NodeOptions:
+        """The same for nodes on one machine, which use the control store of the index where no other one is chosen:
+        plans and profiles are in it. SQLite is not for several machines."""
+        if any(word.partition("=")[0] in ("--store", "--config") for word in self.serve):
+            return self
+        return replace(self, serve=(*self.serve, "--store", str(index.absolute() / STORE_FILE)))
+
 
 def plan_nodes(index: Path, n_nodes: int, memory_bytes: int, request: ClusterRequest) -> NodePlan:
     """Where lists would be placed on so many equal nodes; nothing is started.
@@ -149,6 +157,7 @@ def start(
             raise InvalidInputError(f"local is {local}; expected a number of nodes, 1 at least")
         # Whatever is wrong with it is said before anything starts.
         plan_nodes(path, local, nodes.memory_bytes, request)
+        nodes = nodes.with_store_of(path)
         filesystem.make_folder(state, parents=True, exist_ok=True)
         before = read_local(state)
         if before is not None and before.runs():

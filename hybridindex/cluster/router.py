@@ -134,7 +134,7 @@ class _Search:
         if name not in self._asked:
             return
         peer, _, began_s, _ = self._asked[name]
-        peer.late = True
+        peer.mark_late()
         other = self._router.choose(self._tried, self._remote) if self._has_time() else None
         if other is not None and self._router.hedges.spend(peer.n_open, other.n_open):
             peer.n_hedged += 1
@@ -250,11 +250,15 @@ class ClusterRouter:
         self._follower = self.loop.create_task(self._follow())
 
     def _set_nodes(self, nodes: Mapping[str, str]) -> None:
+        # Where something is wrong with one of them, those before stay.
+        told = [MapNode(name=name, url=url) for name, url in nodes.items()]
         known = {(peer.node.name, peer.node.url): peer for peer in self._peers}
-        self._peers = []
-        for name, url in nodes.items():
-            peer = known.pop((name, url)) if (name, url) in known else None
-            self._peers.append(peer or Peer(self.loop, MapNode(name=name, url=url), self._key, self._tls, up=True))
+        self._peers = [
+            known.pop((node.name, node.url))
+            if (node.name, node.url) in known
+            else Peer(self.loop, node, self._key, self._tls, up=True)
+            for node in told
+        ]
         for peer in known.values():
             peer.close()
 

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 def inherit_profiles(ivf: IVFIndex, store: ControlStore) -> list[int]:
-    """Stores profiles for an index that has none and was compacted from one that has, the newest of each machine; their
-    ids.
+    """Stores profiles for an index that was compacted from one that has some: the newest of each machine that has not
+    measured the index itself; their ids.
 
     Raises:
         StoreError: the control store cannot be read or written.
@@ -37,14 +37,14 @@ def inherit_profiles(ivf: IVFIndex, store: ControlStore) -> list[int]:
         return []
     made = []
     for view in views_of(ivf):
-        if store.list_profiles(index_fingerprint=view.fingerprint):
-            continue
+        measured = {each.hardware_fingerprint for each in store.list_profiles(index_fingerprint=view.fingerprint)}
         if precision_of(view) == "rows":
             found = store.list_profiles(index_fingerprint=before)
         else:
             bits = None if ivf.rabitq is None else ivf.rabitq.spec.bits
             found = [each for each in store.list_profiles(codes_of=before) if each.codec == f"rabitq{bits}"]
-        newest = {each.hardware_fingerprint: each for each in found}  # of each machine; they come oldest first
+        # Of each machine; they come oldest first.
+        newest = {each.hardware_fingerprint: each for each in found if each.hardware_fingerprint not in measured}
         for each in sorted(newest.values(), key=lambda one: one.id):
             saved = store.save_profile(inherited(store.load_profile(each.id), view, parents_of(ivf)))
             assert saved.id is not None

@@ -276,7 +276,17 @@ def _choose_plan(index: Index, choice: str, config: ServiceConfig, store: Contro
     older = (
         "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, this is {view.fingerprint})"
     )
-    return PlanChoice(note=f"{how_to_apply(view, store)}{older}")
+    return PlanChoice(note=f"{how_to_apply(view, store)}{older}{_whose_store(config)}")
+
+
+def _whose_store(config: ServiceConfig) -> str:
+    """What a node's own control store lacks: plans of the whole index are in that of the index."""
+    if config.node.name is None or config.store_url is not None:
+        return ""
+    return (
+        "; this node looked in its own control store: for plans of the index start the cluster with the index's "
+        '(hybridindex cluster start INDEX --serve="--store URL")'
+    )
 
 
 def precision_asked(config: RouterConfig) -> PrecisionName:

@@ -31,7 +31,7 @@ MAX_NODES = 64
 _MAX_NLIST = 1 << 26
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
 class IndexGeneration(NamedTuple):
@@ -54,7 +54,8 @@ class MapNode:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidInputError(f"a node's name is {self.name!r}; expected 1..64 letters, digits, '.', '_' or '-'")
-        if not isinstance(self.url, str) or not _URL.fullmatch(self.url):
+        found = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
+        if found is None or int(found["port"]) > 65_535:
             raise InvalidInputError(f"the url of node {self.name} is {self.url!r}; expected http(s)://host:port")
         if not isinstance(self.serving, bool):
             raise InvalidInputError(f"serving of node {self.name} is {self.serving!r}; expected true or false")

@@ -1,6 +1,6 @@
 """One other node of the cluster: whether it answers, how long it takes, and what it was asked.
 
-It is *up* while it answers pings, *late* while a scan takes longer there than nearly all do, *silent* after it answered
+It is *up* while it answers pings, *late* when a scan takes longer there than nearly all do, *silent* after it answered
 nothing for :data:`DOWN_AFTER_S`, and *down* after it refused a connection. Who is late is asked only where nobody else
 can be; who is silent, or is not to serve by the map, only where nobody but such nodes has a list, and not for long: it
 may be busy, or hang. Who is down is not asked.
@@ -20,7 +20,7 @@ from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Address, Connections, Exchange
 from hybridindex.router.remote.tail import Tail
 
-__all__ = ["DOWN_AFTER_S", "NOT_SEEN", "PING_PATH", "SEEN", "Peer"]
+__all__ = ["DOWN_AFTER_S", "LATE_FOR_S", "NOT_SEEN", "PING_PATH", "SEEN", "Peer"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
 #: Bytes of an answer that is no search's.
 _MOST_ANSWER = 64 << 20
+#: A node that was late, and was asked for no scan since, is asked as before after so long.
+LATE_FOR_S = 2.0
 #: Pings that a node answers before it is asked again; one of its own counts.
 _TO_COME_BACK = 2
 
@@ -60,8 +62,9 @@ class Peer:
         self.sees_this = False
         #: By the map.
         self.serves = node.serving
-        #: A scan took too long, and since then it has answered nothing.
+        #: A scan took too long not long ago, and since then it has answered none. A ping says nothing of that.
         self.late = False
+        self._late_s = 0.0
         #: Scans under way.
         self.n_open = 0
         self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
@@ -150,8 +153,12 @@ class Peer:
         self._waiting.discard(on_down)
 
     def heard(self) -> None:
-        """It answered something."""
+        """It answered a scan or a search."""
         self._heard_s, self.late = self._loop.time(), False
+
+    def mark_late(self) -> None:
+        """A scan or a search takes too long."""
+        self._late_s, self.late = self._loop.time(), True
 
     def close(self) -> asyncio.Task[None]:
         """Ends all connections; what was asked fails. Returns what ends in the loop's next turns."""
@@ -179,7 +186,8 @@ class Peer:
             if self._closed:
                 return
             if error is None:
-                self.heard()
+                self._heard_s = self._loop.time()
+                self.late = self.late and self._heard_s < self._late_s + LATE_FOR_S
                 self._n_good += 1
                 if not self.up and self._n_good >= _TO_COME_BACK:
                     self._set_up()

@@ -250,7 +250,7 @@ class Piece:
     def _is_late(self) -> None:
         self._timer = None
         assert self._peer is not None
-        self._peer.late = True
+        self._peer.mark_late()
         self._ask_others(instead=False)
 
     def _fail(self) -> None:

@@ -33,6 +33,14 @@ def test_a_malformed_address_is_refused_when_it_is_given(kind, url):
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("more", ["?", "?key=s3cret", "#s3cret", "/path?key=s3cret#s3cret"])
+def test_an_address_that_goes_on_is_refused_and_the_rest_is_not_shown(more):
+    """Paths would be put behind it, and whatever answers there be taken for the daemon."""
+    with pytest.raises(errors.InvalidInputError, match=r"^url is 'http://h:80.*goes on with a query") as caught:
+        Client(f"http://h:80{more}")
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "url",
     [

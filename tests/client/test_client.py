@@ -259,6 +259,14 @@ def test_keys_are_sent_and_never_shown():
     assert "secret" not in str(failed.value) + repr(client)
 
 
+@pytest.mark.parametrize("deadline_ms", [np.float32(40), np.float64(40), np.int64(40)])
+def test_a_deadline_may_be_a_number_of_numpy(service, queries, deadline_ms):
+    """As those of a router in the same process."""
+    client, transport, _ = client_of(answer(service, queries))
+    client.search(queries, deadline_ms=deadline_ms)
+    assert 0 < float(transport.asked[0].url.params["deadline_ms"]) <= 40
+
+
 @pytest.mark.parametrize("deadline_ms", [10**400, -1, 0, float("nan"), True, "5"])
 def test_a_deadline_that_is_none_is_refused_by_name(queries, deadline_ms):
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from hybridindex import errors
-from hybridindex.client import AsyncClient, Client
+from hybridindex.client import AsyncClient, Client, RetryPolicy
 
 QUERY = np.zeros((1, 4), np.float32)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2000\r\n\r\n"
@@ -126,3 +127,101 @@ def test_an_answer_that_is_whole_already_is_taken_however_late():
 
     with Client("http://daemon", timeout_s=0.01, transport=httpx.MockTransport(late)) as client:
         assert client.status() == {"ok": 1}
+
+
+@pytest.fixture
+def slow_names(monkeypatch):
+    """Names are looked up when the test is over, and not before; which were asked for."""
+    look_up, over, asked = socket.getaddrinfo, threading.Event(), []
+
+    def slow(host, *args, **options):
+        if host != "daemon.example":
+            return look_up(host, *args, **options)
+        if options.get("flags") == socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        asked.append(host)
+        over.wait(5)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    yield asked
+    over.set()
+
+
+@pytest.mark.parametrize("ask", [lambda c: c.search(QUERY, deadline_ms=200), lambda c: c.status()])
+def test_a_name_that_is_not_looked_up_in_time_does_not_keep_a_call(slow_names, ask):
+    began_s = time.monotonic()
+    with Client("http://daemon.example:80", timeout_s=0.2) as client:
+        with pytest.raises(errors.UnreachableError, match=r"the name daemon\.example was not looked up in time"):
+            ask(client)
+        assert time.monotonic() - began_s < SOON_S
+        # Whoever asks meanwhile waits for the same look-up: threads do not gather behind a slow one.
+        with pytest.raises(errors.UnreachableError, match="was not looked up"):
+            ask(client)
+    assert slow_names == ["daemon.example"]
+
+
+def test_addresses_of_a_name_share_the_time_of_a_call(server, monkeypatch):
+    """The first one takes no connections, as a machine that is away."""
+    body = b'{"ok": 1}'
+    url = server([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body], 0)
+    port = int(url.rpartition(":")[2])
+    look_up = socket.getaddrinfo
+
+    def found(host, asked_port, *args, **options):
+        if host != "daemon.example":
+            return look_up(host, asked_port, *args, **options)
+        if options.get("flags") == socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
+
+    with socket.socket() as full:
+        full.bind(("127.0.0.2", port))
+        full.listen(0)
+        # They take the places of those who wait to be accepted.
+        waiting = [socket.socket() for _ in range(4)]
+        try:
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            monkeypatch.setattr(socket, "getaddrinfo", found)
+            with Client(f"http://daemon.example:{port}", timeout_s=1) as client:
+                assert client.status() == {"ok": 1}
+        finally:
+            for each in waiting:
+                each.close()
+
+
+def test_a_name_without_an_address_is_an_error_at_once():
+    for host in ("nosuch.invalid", "a" * 70):
+        client = Client(f"http://{host}:80", timeout_s=5, retry=RetryPolicy(attempts=1))
+        with client, pytest.raises(errors.UnreachableError, match=f"the name {host} has no address"):
+            client.status()
+
+
+def test_tls_that_never_begins_has_what_the_connection_left(server, monkeypatch):
+    """Of a call of 1 s, taking the connection takes 0.7 s."""
+    connect = socket.create_connection
+
+    def slow(*args, **options):
+        time.sleep(0.7)
+        return connect(*args, **options)
+
+    url = server([b"x"], 20)
+    monkeypatch.setattr(socket, "create_connection", slow)
+    began_s = time.monotonic()
+    with Client(url.replace("http:", "https:"), timeout_s=1) as client, pytest.raises(errors.UnreachableError):
+        client.status()
+    assert time.monotonic() - began_s < 1.5
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_asynchronous_client_of_a_loop_that_has_ended_says_so(server):
+    body = b'{"ok": 1}'
+    url = server([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body], 0)
+    client = AsyncClient(url)
+    assert asyncio.run(client.status()) == {"ok": 1}
+    with pytest.raises(errors.ServiceError, match="belongs to the event loop that used it first"):
+        asyncio.run(client.status())
+    del client
+    gc.collect()  # the connection that nobody can close any more

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from hybridindex.answer_codec import encode_answer
+from hybridindex.cluster import router as router_module
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.errors import DeadlineExceededError, RouterError
+from hybridindex.router.remote import peer
 from hybridindex.types import SearchResult
 from tests.router.remote.server import Server, loop_thread
 from tests.router.slow_copies import until
@@ -109,3 +111,47 @@ def test_a_callback_that_would_wait_for_itself_is_refused(call):
         assert ended.wait(30)
         assert "from a callback on the router's own thread" in told[0]
         assert router.search(QUERY, 3).ids.tolist() == [[0, 1, 2]]  # it goes on
+
+
+def test_a_node_that_answers_pings_and_no_searches_is_asked_last(monkeypatch):
+    monkeypatch.setattr(peer, "LATE_FOR_S", 60.0)
+    with playing(2) as (servers, router):
+        slow, other = servers
+        slow.answers["search"], other.answers["search"] = "waits", encode_answer(FOUND)
+
+        def search_and_wait_for_pings():
+            router.search(QUERY, 3)
+            pings = len(slow.pings)
+            until(lambda: len(slow.pings) > pings + 2)
+
+        while not searches([slow]):
+            search_and_wait_for_pings()
+        assert router.status()[0]["state"] == "late"
+        for _ in range(4):
+            search_and_wait_for_pings()
+        assert len(searches([slow])) == 1
+        # Nobody asks it, so nothing would end that.
+        monkeypatch.setattr(peer, "LATE_FOR_S", 0.0)
+        until(lambda: router.status()[0]["state"] == "up")
+        slow.answers["search"] = encode_answer(FOUND)
+        until(lambda: router.search(QUERY, 3) and len(searches([slow])) > 1)
+
+
+def test_what_a_node_says_of_the_nodes_replaces_them_only_where_all_of_it_can_be_used(monkeypatch):
+    monkeypatch.setattr(router_module, "_REFRESH_S", 0.1)
+    with playing(2) as (servers, router):
+        right = servers[0].answers["nodes"]
+        there = {"name": "node-0", "url": f"http://127.0.0.1:{servers[0].port}"}
+        for wrong in ("ftp://h:1", "http://h:65536", 3):
+            nonsense = {"version": 2, "dim": 4, "nodes": [there, {"name": "node-1", "url": wrong}]}
+            for server in servers:
+                server.answers["nodes"] = json.dumps(nonsense).encode()
+            n_asked = sum(target.endswith("/nodes") for server in servers for target in server.asked)
+            until(lambda n=n_asked: sum(t.endswith("/nodes") for s in servers for t in s.asked) > n + 2)
+            assert [node["name"] for node in router.status()] == ["node-0", "node-1"]
+        # And it is followed further.
+        for server in servers:
+            server.answers["nodes"] = json.dumps({"version": 3, "dim": 4, "nodes": [there]}).encode()
+        until(lambda: [node["name"] for node in router.status()] == ["node-0"])
+        servers[0].answers["nodes"] = right
+        until(lambda: len(router.status()) == 2)

@@ -56,6 +56,7 @@ def test_maps_survive_json(drawn):
         ({"nodes": {}}, "nodes of a map are no list"),
         ({"nodes": [{"name": "a b", "url": "http://h:1", "lists": []}]}, "a node's name is 'a b'"),
         ({"nodes": [{"name": "a", "url": "ftp://h:1", "lists": []}]}, "the url of node a is 'ftp://h:1'"),
+        ({"nodes": [{"name": "a", "url": "http://h:65536", "lists": []}]}, "the url of node a is 'http://h:65536'"),
         ({"nodes": [{"name": "a", "url": "http://h:1", "lists": [[2, 9]]}]}, "lists holds [2, 9]; expected"),
         ({"nodes": [{"name": "a", "url": "http://h:1", "lists": [[0, 1]]}] * 2}, "different names"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.partitioner.models.rows import row_bytes_of
-from hybridindex.plans.inherit import inherited, parents_of, share_newer
+from hybridindex.plans.inherit import inherit_profiles, inherited, parents_of, share_newer
 from hybridindex.store.control import ControlStore
 from tests.clustered import NLIST, clustered
 
@@ -80,6 +80,25 @@ def test_the_newest_profile_of_each_machine_has_an_heir(index):
     with index.store() as store:
         heirs = store.list_profiles(index_fingerprint=index.fingerprint)
     assert [(each.hardware_fingerprint, each.threads) for each in heirs] == [("other", 2), ("old", 3)]
+
+
+def test_a_machine_that_measured_anew_leaves_the_others_theirs(index, tmp_path):
+    with ControlStore.open(tmp_path / "shared.sqlite") as store:
+
+        def save(machine, threads):
+            made = profiled(index, save=False)
+            hardware = dataclasses.replace(made.hardware, fingerprint=machine)
+            store.save_profile(dataclasses.replace(made, hardware=hardware, threads=threads))
+
+        save("old", 1)
+        save("other", 2)
+        index.add(clustered(700, seed=6))
+        index.compact()
+        save("old", 3)
+        for n_heirs in (1, 0):  # once
+            assert len(inherit_profiles(index.ivf, store)) == n_heirs
+            heirs = store.list_profiles(index_fingerprint=index.fingerprint)
+            assert [(each.hardware_fingerprint, each.threads) for each in heirs] == [("old", 3), ("other", 2)]
 
 
 def test_what_was_never_profiled_inherits_nothing(index):

@@ -103,6 +103,8 @@ class Watch:
         except HybridIndexError as error:
             # It answers, and what it does for others is as before.
             self._heard(str(error))
+        except Exception as error:  # noqa: BLE001 - of another version, or out of its mind: the next look must come
+            self._heard(f"what it says cannot be read: {error!r}")
         else:
             self._heard("")
         self._was_looked_at = True

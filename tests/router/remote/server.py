@@ -10,7 +10,8 @@ from hybridindex.router.remote.loop_thread import LoopThread
 
 
 class Server:
-    """A node to its peers. ``answers``: of a path's last part, what it does instead of 200 with ``{}``."""
+    """A node to its peers. ``answers``: of a path's last part, what it does instead of 200 with ``{}``; "waits":
+    nothing, until it is told otherwise."""
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
@@ -39,7 +40,8 @@ class Server:
                     continue
                 self.asked.append(target)
                 name = target.split("?")[0].rpartition("/")[2]
-                answer = self.answers.get(name, b"{}")
+                while (answer := self.answers.get(name, b"{}")) == "waits":
+                    await asyncio.sleep(0.01)
                 if answer == "dies":
                     self.server.close()
                 if answer in ("dies", "breaks"):

@@ -1,7 +1,8 @@
 """The answering end of a channel between two nodes: frames come, scans are made, frames go.
 
-What the HTTP protocol limits is limited here as well: sizes, memory, the time of what comes in parts, and the time that
-an answer waits to be read. The key was looked at when the channel began, and is again while it is used.
+What the HTTP protocol limits is limited here as well: sizes, memory, the time of what comes in parts, the time that an
+answer waits to be read, and the time in which nothing is asked. The key was looked at when the channel began, and is
+again while it is used.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class ScanChannel(asyncio.Protocol):
         self._n_frames = 0
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        #: When something came or was answered last; the timer looks whether that is too long ago.
+        self._used_s = self._loop.time()
+        self._idle: asyncio.TimerHandle | None = None
         self._looked_s = self._loop.time()
         self._stopping = False
 
@@ -69,11 +73,13 @@ class ScanChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._end_if_idle()
 
     def data_received(self, data: bytes) -> None:
         if self._stopping:
             return
-        if (now_s := self._loop.time()) > self._looked_s + _LOOK_S:
+        self._used_s = now_s = self._loop.time()
+        if now_s > self._looked_s + _LOOK_S:
             self._looked_s = now_s
             if not self._is_allowed():
                 self._transport.abort()
@@ -88,7 +94,7 @@ class ScanChannel(asyncio.Protocol):
             self._wait_for_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._late, self._unread):
+        for timer in (self._late, self._unread, self._idle):
             if timer is not None:
                 timer.cancel()
         self._stopping = True
@@ -119,6 +125,16 @@ class ScanChannel(asyncio.Protocol):
     def _end_if_done(self) -> None:
         if self._stopping and not self._tasks:
             self._transport.close()
+
+    def _end_if_idle(self) -> None:
+        """A node that is gone may end nothing, and one that is there makes another connection when it asks again."""
+        if self._tasks:
+            self._used_s = self._loop.time()
+        left_s = self._used_s + self._limits.client_timeout_s - self._loop.time()
+        if left_s > 0:
+            self._idle = self._loop.call_later(left_s, self._end_if_idle)
+        else:
+            self._transport.abort()
 
     # Frames
 
@@ -178,6 +194,7 @@ class ScanChannel(asyncio.Protocol):
 
     def _on_done(self, number: int, charge: Charge, began_s: float, task: asyncio.Task[bytes]) -> None:
         del self._tasks[number]
+        self._used_s = self._loop.time()
         charge.close()
         if not task.cancelled():
             if (error := task.exception()) is not None:

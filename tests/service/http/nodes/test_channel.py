@@ -240,6 +240,39 @@ async def test_answers_that_nobody_reads_are_not_kept_for_ever():
 
 
 @running
+async def test_a_node_that_asks_nothing_any_more_has_no_channel():
+    """As one whose machine is gone: nothing says that the connection has ended."""
+    async with opened(client_timeout_s=0.3) as (side, end):
+        end.ask(1, b"first")
+        assert await end.answer() == (ANSWER, 1, 0, b"first")
+        await until(lambda: side.ended)
+        assert await end.answer() is None
+
+
+@running
+async def test_who_never_asked_has_none_either():
+    async with opened(client_timeout_s=0.3) as (side, _end):
+        await until(lambda: side.ended)
+
+
+@running
+async def test_a_channel_that_is_used_stays():
+    async with opened(client_timeout_s=0.4) as (side, end):
+        for number in range(8):
+            end.ask(number, b"now")
+            assert await end.answer() == (ANSWER, number, 0, b"now")
+            await asyncio.sleep(0.1)
+        # A scan that takes longer is one, too, and what follows its answer.
+        end.ask(9, b"long", b"later")
+        await asyncio.sleep(1)
+        side.scans.go.set()
+        assert await end.answer() == (ANSWER, 9, 0, b"long")
+        await asyncio.sleep(0.1)
+        end.ask(10, b"now")
+        assert await end.answer() == (ANSWER, 10, 0, b"now")
+
+
+@running
 async def test_a_key_that_was_taken_away_ends_the_channel():
     async with opened() as (side, end):
         end.ask(1, b"first")

@@ -1,0 +1,57 @@
+"""Where nodes look for a plan of the index: in the control store of the index, if they are given it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hybridindex as hx
+from hybridindex.client import Client
+from hybridindex.cluster import NodeOptions
+from hybridindex.plans.current import make_current, save_plan
+from tests.cluster.writing import KEY, NLIST, N, running
+from tests.clustered import clustered
+
+DEVICES = ("--device", "cpu", "--budget", "1MiB")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """An index with a plan that was applied."""
+    with hx.build(clustered(N, seed=1), tmp_path / "idx", nlist=NLIST, metric="l2") as index:
+        index.profile(clustered(80, seed=7), nprobe=6, max_seconds=1, devices=0)
+        plan = index.plan(slo_ms=500, device_budget_bytes=1 << 18, coverage=0.3)
+        with index.store() as store:
+            plan, number = save_plan(store, plan)
+            make_current(store, plan, number, verified=False, why="applied")
+    return tmp_path / "idx"
+
+
+def status_of(it):
+    with Client(it.nodes[0].url, key=KEY) as client:
+        return client.status()
+
+
+def test_nodes_of_one_machine_serve_the_plan_of_the_index(path, tmp_path):
+    options = NodeOptions(memory_bytes=1, data=tmp_path, serve=DEVICES).with_store_of(path)
+    with running(path, tmp_path, n_nodes=1, replicas=1, options=options.serve) as it:
+        said = status_of(it)
+        assert said["plan_id"] == 1
+        assert said["note"] is None
+
+
+def test_a_node_with_a_store_of_its_own_says_what_it_lacks(path, tmp_path):
+    with running(path, tmp_path, n_nodes=1, replicas=1, options=DEVICES) as it:
+        said = status_of(it)
+        assert "this node looked in its own control store" in said["note"]
+        assert '--serve="--store URL"' in said["note"]
+
+
+def test_a_store_that_was_chosen_stays():
+    def with_store(*serve):
+        return NodeOptions(memory_bytes=1, data=Path("data"), serve=serve).with_store_of(Path("/i/idx")).serve
+
+    assert with_store("--threads", "2") == ("--threads", "2", "--store", "/i/idx/control.sqlite")
+    for serve in (("--store", "postgresql://h/d"), ("--store=postgresql://h/d",), ("--config", "serve.toml")):
+        assert with_store(*serve) == serve
