@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import MAGIC_PREFIX
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -307,16 +306,10 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
     except errors.FileError as error:
         raise InvalidInputError(f"{what}: {error}") from error
     except (ValueError, EOFError) as error:
-        # numpy takes every file without the magic bytes for a pickle, and advises to trust it.
-        begins = _first_bytes(path)
-        why = str(error) if not begins or begins == MAGIC_PREFIX else f"it begins with {begins!r}"
+        from hybridindex.index.inputs.matrices import why_no_npy
+
+        why = why_no_npy(path, error)
         raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({why}); numpy.save writes one") from error
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")
     return as_float32(array) if array.ndim == 2 and holds_vectors(array.dtype) else array
-
-
-def _first_bytes(path: Path) -> bytes:
-    """As many as every ``.npy`` file begins with."""
-    with filesystem.File(path, "r") as file:
-        return file.read_at(0, len(MAGIC_PREFIX))

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from hybridindex.bearer import bearer
+from hybridindex.client.exchange import Waits, bound_each_wait
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import EventReader, events_of, shown
 from hybridindex.llm.models import names_of
@@ -37,6 +38,8 @@ _MAX_ERROR_BYTES = 64 << 10
 _NO_LIST = (404, 405, 501)
 #: Models of a server that a message names.
 _NAMED = 12
+#: Longest time to connect, in seconds.
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,19 @@ class Sampling:
         return {"temperature": self.temperature, **seed, **self.extra}
 
 
+class _WaitsForHead(Waits):
+    """httpx's limits until the head of an answer is there: connecting, sending and the whole head may each take as long
+    as a silence, and all of them together as long as a generation."""
+
+    def __init__(self, idle_s: float, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._idle_s, self._end_s = idle_s, time.monotonic() + timeout_s
+
+    def get(self, name: str, default: Any = None) -> Any:
+        part_s = min(self._idle_s, _CONNECT_S) if name == "connect" else self._idle_s
+        return Waits(min(part_s, self._end_s - time.monotonic())).get(name, default)
+
+
 class OpenAIGenerator:
     """A server's ``/v1/completions`` or ``/v1/chat/completions``, streamed. Any thread; close it once."""
 
@@ -151,7 +167,8 @@ class OpenAIGenerator:
             headers["authorization"] = bearer(key, "key (HYBRIDINDEX_LLM_KEY of the environment)")
         self._client = httpx.Client(
             headers=headers,
-            timeout=httpx.Timeout(min(idle_s, timeout_s), connect=min(idle_s, timeout_s, 10.0)),
+            timeout=min(idle_s, timeout_s),
+            transport=bound_each_wait(httpx.HTTPTransport(trust_env=False)),
             follow_redirects=False,
             trust_env=False,
         )
@@ -300,12 +317,15 @@ class OpenAIGenerator:
     @contextlib.contextmanager
     def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[Any]:
         begun, began_s = False, time.monotonic()
+        waits = {"timeout": _WaitsForHead(self._idle_s, self._timeout_s)}
         try:
             with (
-                self._client.stream(method, self._url + path, json=body) as answer,
+                self._client.stream(method, self._url + path, json=body, extensions=waits) as answer,
                 self._ended_in_time(answer, began_s + self._timeout_s - time.monotonic()),
             ):
                 begun = True
+                # From here each silence counts by itself, and the timer ends the whole.
+                answer.request.extensions["timeout"] = self._client.timeout.as_dict()
                 if answer.status_code != 200:
                     raise self._refusal(path, answer)
                 if answer.headers.get("content-encoding", "identity") != "identity":

@@ -115,6 +115,14 @@ class DocumentConfig:
         Path, Setting(help="Folder that hybridindex ingest keeps the demo's embedder in (--cache).", metavar="DIR")
     ] = Path("build/cache")
     embedder_threads: Annotated[int, Setting(help="Threads that the embedder may use.")] = 1
+    embedder_timeout_s: Annotated[
+        float,
+        Setting(
+            help="Seconds in which the documents of one request have to be read and embedded; else it fails, and "
+            "nothing has changed.",
+            flag="--embedder-timeout",
+        ),
+    ] = 1800.0
 
     def __post_init__(self) -> None:
         url = self.embedder_url
@@ -123,6 +131,7 @@ class DocumentConfig:
         if not isinstance(self.embedder_cache, Path):
             raise InvalidInputError(f"embedder_cache is {self.embedder_cache!r}; expected a pathlib.Path")
         _whole(self, "embedder_threads", 1, 1024)
+        _number(self, "embedder_timeout_s", 86_400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

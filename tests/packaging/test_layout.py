@@ -49,8 +49,8 @@ ALLOWED = {
     "client": set(),
     # Starts daemons, and asks them what their clients ask.
     "cluster": {"index", "partitioner", "router", "api", "client", "service"},
-    # Collections change an index and the texts of its rows together.
-    "rag": {"llm", "index", "api"},
+    # Collections change an index and the texts of its rows together; servers of models answer in the clients' time.
+    "rag": {"llm", "index", "api", "client"},
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
     "integrations": {"partitioner", "rag", "service"},
     # What no server imports. Policies are those of the router and the refresh.

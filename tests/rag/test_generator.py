@@ -421,6 +421,48 @@ def test_a_server_that_says_nothing_at_all_is_left_at_the_nearer_limit(serve):
         over.set()
 
 
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        ({"timeout_s": 0.6, "idle_s": 0.5}, r"silent for more than 0\.5 s"),
+        ({"timeout_s": 0.5, "idle_s": 15.0}, r"longer than 0\.5 s for one generation"),
+    ],
+)
+def test_a_server_whose_head_trickles_is_left(serve, limits, complaint):
+    """A byte now and then is no answer."""
+    over = threading.Event()
+
+    def trickle(handler, _):
+        for each in b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n":
+            if over.wait(0.1):
+                return
+            handler.wfile.write(bytes([each]))
+
+    server = serve(trickle)
+    began = time.monotonic()
+    try:
+        with pytest.raises(GenerationError, match=complaint):
+            collect(server.url, **limits)
+        assert time.monotonic() - began < 2
+    finally:
+        over.set()
+
+
+def test_silences_within_an_answer_count_one_by_one(serve):
+    """Together they are longer than ``idle_s``."""
+
+    def answer(handler, _):
+        stream(handler)
+        for said in [chat_event("a")] * 6 + [chat_event("b", finish="stop")]:
+            time.sleep(0.25)
+            handler.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+            handler.wfile.flush()
+        handler.wfile.write(DONE)
+
+    pieces, _ = collect(serve(answer).url, idle_s=1.2, timeout_s=60.0)
+    assert [piece.text for piece in pieces] == [*"aaaaaab"]
+
+
 def test_a_generation_that_ends_in_time_leaves_no_timer(serve):
     server = serve(lambda h, _: stream(h, chat_event("x", finish="stop"), DONE))
     collect(server.url, timeout_s=60.0)

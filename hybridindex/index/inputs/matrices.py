@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError, InvalidInputError, cannot_read
 
-__all__ = ["VECS", "map_npy", "map_vecs"]
+__all__ = ["VECS", "map_npy", "map_vecs", "why_no_npy"]
 
 _HEADER_BYTES = 4
 _CHECKED_BYTES = 16 << 20
 #: Suffix -> elements.
 VECS: dict[str, type[np.generic]] = {".fvecs": np.float32, ".bvecs": np.uint8}
+
+
+def why_no_npy(path: Path, error: Exception) -> str:
+    """What is wrong with a file that numpy cannot read. It takes every file without the magic bytes for a pickle, and
+    advises to trust it."""
+    with filesystem.File(path, "r") as file:
+        begins = file.read_at(0, len(MAGIC_PREFIX))
+    return str(error) if not begins or begins == MAGIC_PREFIX else f"it begins with {begins!r}"
 
 
 def map_npy(path: Path, dtype: str | None = None) -> np.ndarray[Any, Any]:
@@ -34,8 +43,8 @@ def map_npy(path: Path, dtype: str | None = None) -> np.ndarray[Any, Any]:
         raise cannot_read(error, "vectors", path) from error
     except (EOFError, ValueError) as error:
         raise InvalidInputError(
-            f"vectors {str(path)!r} is not a readable .npy file of numbers ({error}); expected that, or a file with "
-            "the ending of its format (.fvecs, .bvecs, .parquet, .arrow, .feather, .h5, .hdf5)"
+            f"vectors {str(path)!r} is not a readable .npy file of numbers ({why_no_npy(path, error)}); expected that, "
+            "or a file with the ending of its format (.fvecs, .bvecs, .parquet, .arrow, .feather, .h5, .hdf5)"
         ) from error
     if not isinstance(array, np.ndarray):
         array.close()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.bearer import bearer
+from hybridindex.client.exchange import Waits, bound_each_wait
 from hybridindex.errors import EmbeddingError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import parse_object, shown
 from hybridindex.llm.refusals import refusal_of
@@ -97,9 +98,8 @@ class OpenAIEmbedder:
         headers = {"accept-encoding": "identity"}
         if key is not None:
             headers["authorization"] = bearer(key, "key (HYBRIDINDEX_EMBEDDER_KEY of the environment)")
-        self._client = httpx.Client(
-            headers=headers, timeout=self._limits.timeout_s, follow_redirects=False, trust_env=False
-        )
+        transport = bound_each_wait(httpx.HTTPTransport(trust_env=False))
+        self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
     def embed(self, texts: Sequence[str], /) -> F32:
         """Unit vectors (n, d) float32.
@@ -151,8 +151,10 @@ class OpenAIEmbedder:
     def _answer(self, texts: list[str]) -> F32:
         asked = {"model": self._model, "input": texts, "encoding_format": "float"}
         started = time.monotonic()
+        # All waits of the request together: a server that sends a byte now and then keeps no call.
+        waits = {"timeout": Waits(self._limits.timeout_s)}
         try:
-            with self._client.stream("POST", self._url, json=asked) as answer:
+            with self._client.stream("POST", self._url, json=asked, extensions=waits) as answer:
                 good = answer.status_code == 200
                 body = bytearray()
                 for chunk in answer.iter_raw():
@@ -180,12 +182,18 @@ class OpenAIEmbedder:
         try:
             rows: list[Any] = [None] * n
             for entry in found["data"]:
-                rows[entry["index"]] = entry["embedding"]
-            vectors = np.array(rows, dtype=np.float32)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+                number = entry["index"]
+                if type(number) is not int or not 0 <= number < n:
+                    raise IndexError(number)
+                rows[number] = entry["embedding"]
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+                vectors = np.array(rows, dtype=np.float32)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise EmbeddingError(f"{self._url} sent no embeddings of {n} texts: {shown(body)}") from error
         if vectors.ndim != 2 or not vectors.shape[1] or not np.isfinite(vectors).all():
-            raise EmbeddingError(f"{self._url} sent embeddings {vectors.shape} that are no vectors, or hold NaN")
+            raise EmbeddingError(
+                f"{self._url} sent embeddings {vectors.shape} that are no vectors, or hold NaN or infinity"
+            )
         return vectors
 
     def __enter__(self) -> OpenAIEmbedder:

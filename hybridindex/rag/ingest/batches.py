@@ -34,9 +34,13 @@ def embedded(passages: Iterable[Document], embedder: Embedder) -> Iterator[tuple
             vectors = embed([passage.text for passage in batch])
         except InvalidInputError as error:
             raise InvalidInputError(f"passages {batch[0].id} to {batch[-1].id}: {error}") from error
-        if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(batch):
+        is_array = isinstance(vectors, np.ndarray)
+        if not is_array or vectors.ndim != 2 or len(vectors) != len(batch) or np.iscomplexobj(vectors):
+            what = (
+                f"an array of shape {vectors.shape} of {vectors.dtype}" if is_array else f"a {type(vectors).__name__}"
+            )
             raise InvalidInputError(
-                f"the embedder gave {type(vectors).__name__} for {len(batch)} texts; expected (n, d)"
+                f"the embedder gave {what} for {len(batch)} texts; expected ({len(batch)}, d) real numbers"
             )
         yield vectors.astype(np.float32, copy=False), np.array([passage.id for passage in batch], dtype=np.int64)
 

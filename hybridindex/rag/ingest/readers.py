@@ -23,7 +23,7 @@ __all__ = ["Chunk", "Reading", "check_name", "read_chunks"]
 #: Words of a chunk of what is one long text, where nothing else is said.
 _WORDS = 200
 #: A change of how files are read makes all chunks anew.
-_READER = 2
+_READER = 3
 _PARQUET_ROWS = 1024
 _HEADING = re.compile(r"#{1,6}\s")
 #: What begins a tag, and no comment, and has no end before the next one begins.
@@ -106,7 +106,9 @@ def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]
 
 def _chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
     if isinstance(source, GivenText):
-        text = _text_of(source.text, source.name) if source.kind == "html" else source.text
+        # As of files, whose text it may be.
+        text = source.text.removeprefix("\ufeff")
+        text = _text_of(text, source.name) if source.kind == "html" else text
         yield from _of_text(source, text, reading.words or _WORDS, dict(source.metadata))
         return
     try:
@@ -228,7 +230,9 @@ def _sections(text: str, words: int) -> Iterator[str]:
             yield from split_words("\n\n".join(held), words)
             held, count, only_headings = [], 0, True
     if held:
-        yield "\n\n".join(held)
+        whole = "\n\n".join(held)
+        # Only headings without a text can be more.
+        yield from [whole] if count <= words else split_words(whole, words)
 
 
 class _Text(html.parser.HTMLParser):

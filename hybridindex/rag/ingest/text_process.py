@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import RawIOBase
 from types import TracebackType
@@ -41,12 +43,13 @@ _EXIT_TIMEOUT_S = 5.0
 class TextProcess(OfOneProcess):
     """An embedder, and a reader of texts. Calls of several threads wait for each other; :meth:`close` from any."""
 
-    def __init__(self, name: str, options: EmbedderOptions, *, threads: int = 1) -> None:
+    def __init__(self, name: str, options: EmbedderOptions, *, threads: int = 1, until_s: float | None = None) -> None:
         """Starts the process and opens the embedder there, which downloads nothing.
 
         Args:
             name: of the embedder, as document stores have it.
             threads: that it may use.
+            until_s: see :attr:`until_s`.
 
         Raises:
             NoEmbedderError: it cannot be opened; why, and what would help.
@@ -54,6 +57,9 @@ class TextProcess(OfOneProcess):
         self.name = name
         self._calling = threading.Lock()
         self._closed = False
+        #: When a call ends at the latest, in seconds of the monotonic clock: the process is killed then. None: never.
+        self.until_s = until_s
+        self._late = False
         self._has_tokens = False
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         counts = dict.fromkeys((*ONE_THREAD, *_RAYON), str(threads))
@@ -88,7 +94,12 @@ class TextProcess(OfOneProcess):
     @property
     def is_alive(self) -> bool:
         """Whether calls can be made."""
-        return not self._closed and self._process.poll() is None
+        return not self._closed and not self._late and self._process.poll() is None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was killed because a call took longer than until :attr:`until_s`."""
+        return self._late
 
     @property
     def has_tokens(self) -> bool:
@@ -146,7 +157,7 @@ class TextProcess(OfOneProcess):
         return np.split(flat, np.cumsum(said["counts"])[:-1]) if said["counts"] else []
 
     def _call(self, call: str, **asked: Any) -> tuple[dict[str, Any], bytes]:
-        with self._calling, usual_switch_interval():
+        with self._calling, self._in_time(), usual_switch_interval():
             try:
                 if self._closed:
                     raise BrokenPipeError
@@ -155,12 +166,31 @@ class TextProcess(OfOneProcess):
             except (OSError, ValueError):
                 frame = None
         if frame is None:
-            code = None if self._closed else self._process.wait()
+            code = None if self._closed or self._late else self._process.wait()
             why = "was ended" if code is None else f"ended with {code}; the log may say why"
+            why = "took longer than it may, and was ended" if self._late else why
             raise EmbeddingError(f"the process that embeds {why}", status=0)
         if "error" in frame[0]:
             raise _raised(frame[0])
         return frame
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        if self.until_s is None:
+            yield
+            return
+        timer = threading.Timer(max(0.0, self.until_s - time.monotonic()), self._end_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _end_late(self) -> None:
+        self._late = True
+        self._process.kill()
 
     def __enter__(self) -> TextProcess:
         return self

@@ -22,7 +22,7 @@ import numpy as np
 
 from hybridindex.errors import DuplicateIdError, FileError, InvalidInputError
 from hybridindex.rag.collection import Collection, Item, Noted, SourceFacts
-from hybridindex.rag.collection.items import column_values
+from hybridindex.rag.collection.items import column_values, refuse_twice
 from hybridindex.rag.documents import Document
 from hybridindex.rag.ingest.batches import embedded
 from hybridindex.rag.ingest.readers import Chunk, Reading, check_name, read_chunks
@@ -110,12 +110,13 @@ def put_texts(
         numbering: within it nobody gives rows numbers.
 
     Raises:
-        InvalidInputError: more chunks are new than ``most``, or metadata do not fit the columns of the index: names the
-        source. What the embedder and the collection raise. In each case nothing has changed, unless it is the disk that
-        fails between the rows that come and those that go.
+        DuplicateIdError: two texts of one name. InvalidInputError: more chunks are new than ``most``, or metadata do
+        not fit the columns of the index: names the source. What the embedder and the collection raise. In each case
+        nothing has changed, unless it is the disk that fails between the rows that come and those that go.
     """
+    names = [text.name for text in texts]
+    refuse_twice("source", names)
     with collection.store.changing():
-        names = [text.name for text in texts]
         lost = collection.remove_lost(names)
         known = collection.store.sources(names)
         # Rows were deleted past them, or lost with the power: who sends a text again wants all of it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -197,6 +198,11 @@ class DocumentWriter:
                 raise
             # Its address is nobody's business.
             _log.error("texts cannot be embedded: %s", error)
+            if self._process is not None and self._process.is_late:
+                raise EmbeddingError(
+                    f"the texts were not embedded within {self._config.embedder_timeout_s:g} s, so nothing was "
+                    "changed; send fewer at a time, or give the daemon a larger embedder_timeout_s"
+                ) from error
             raise EmbeddingError(
                 f"the embedder {store.info.embedder!r} gives no vectors, so nothing was changed; the log of the daemon "
                 "says why",
@@ -207,9 +213,10 @@ class DocumentWriter:
             self._end_later()
 
     def _process_of(self, store: LiveDocuments) -> TextProcess:
-        name = store.info.embedder
+        name, until_s = store.info.embedder, time.monotonic() + self._config.embedder_timeout_s
         process = self._process
         if process is not None and process.name == name and process.is_alive:
+            process.until_s = until_s
             return process
         if process is not None:
             self._process = None
@@ -227,7 +234,7 @@ class DocumentWriter:
             key=said.get("HYBRIDINDEX_EMBEDDER_KEY"),
             wheel_folder=config.embedder_cache / "downloads" / "wheels",
         )
-        self._process = process = TextProcess(name, options, threads=config.embedder_threads)
+        self._process = process = TextProcess(name, options, threads=config.embedder_threads, until_s=until_s)
         if self._stopping:
             process.close()
         self._check(process, store)

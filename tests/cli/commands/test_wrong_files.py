@@ -30,6 +30,16 @@ def test_a_text_in_place_of_queries_is_not_called_a_pickle(cli, index_path, tmp_
     assert "pickle" not in refused.err
 
 
+@pytest.mark.parametrize("command", ["build", "add"])
+def test_a_text_in_place_of_vectors_is_not_called_a_pickle(cli, index_path, tmp_path, command):
+    (tmp_path / "text.npy").write_text("1 2 3\n4 5 6\n")
+    words = (tmp_path / "text.npy", tmp_path / "new") if command == "build" else (index_path, tmp_path / "text.npy")
+    refused = cli(command, *words)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "is not a readable .npy file of numbers (it begins with b'1 2 3\\n')" in refused.err
+    assert "pickle" not in refused.err
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"", "No data left in file"), (b"\x93NUMPY\x01\x00v\x00{'descr'", "EOF: reading array header")],

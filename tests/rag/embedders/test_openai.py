@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,6 +107,37 @@ def test_a_server_that_is_silent(double):
     double.closing.set()
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first", "on a connection that is there"])
+@pytest.mark.parametrize(
+    ("pieces", "pause_s"),
+    [
+        ([bytes([each]) for each in b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n"], 0.3),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n", b"x"], 0.45),
+    ],
+    ids=["its head", "its body"],
+)
+def test_a_server_that_trickles_is_left_at_the_limit(double, pieces, pause_s, again):
+    """``timeout_s`` is that of the whole request, and not of each wait within it."""
+
+    def trickle(handler, _body):
+        for piece in pieces:
+            if double.closing.wait(pause_s):
+                return
+            handler.wfile.write(piece)
+        double.closing.wait(20)
+
+    limits = EmbeddingLimits(retries=0, timeout_s=1.0)
+    with OpenAIEmbedder(double.url, "m", limits=limits) as embedder:
+        if again:
+            embedder.embed(["abc"])
+        double.routes["/v1/embeddings"] = trickle
+        began_s = time.monotonic()
+        with pytest.raises(EmbeddingError, match="took longer than 1 s"):
+            embedder.embed(["abc"])
+        assert 0.9 < time.monotonic() - began_s < 1.7
+    double.closing.set()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -119,8 +151,17 @@ def test_a_server_that_is_silent(double):
         b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [NaN]}]}',
         b'{"data": [{"index": 0, "embedding": []}, {"index": 1, "embedding": []}]}',
         b'{"data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": "AAAA"}]}',
+        b'{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1%s]}]}' % (b"0" * 400),
+        b'{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1%s]}]}' % (b"0" * 9000),
+        b'{"data": %s%s}' % (b"[" * 200_000, b"]" * 200_000),
+        b'{"data": [{"index": 0, "embedding": [1e99]}, {"index": 1, "embedding": [1.0]}]}',
+        b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [1.0]}]}',
+        b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": -1, "embedding": [1.0]}]}',
+        b'{"data": [{"index": 0, "embedding": [1.0]}, {"index": true, "embedding": [1.0]}]}',
+        b'{"data": {"index": 0, "embedding": [1.0]}}',
+        b"\xff\xfe",
     ],
-    ids=range(10),
+    ids=range(19),
 )
 def test_an_answer_that_is_none(double, answer):
     double.routes["/v1/embeddings"] = lambda handler, _: handler.answer(answer)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,30 @@ def test_a_call_ends_with_its_process(process, double):
     process.close()
     with pytest.raises(EmbeddingError, match="was ended"):
         process.embed(["a"])
+
+
+def test_a_call_ends_in_its_time(process, double):
+    """Those that end before leave nothing behind."""
+    process.until_s = time.monotonic() + 60
+    process.embed(["a"])
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    gate = threading.Event()
+
+    def hang(texts):
+        gate.wait(20)
+        return vectors_of(texts)
+
+    double.vectors_of = hang
+    began_s = time.monotonic()
+    process.until_s = began_s + 0.5
+    with pytest.raises(EmbeddingError, match="took longer than it may, and was ended"):
+        process.embed(["a"])
+    assert time.monotonic() - began_s < 10
+    gate.set()
+    assert process.is_late
+    assert not process.is_alive
+    with pytest.raises(NoEmbedderError, match=r"cannot be opened here: .* took longer than it may"):
+        TextProcess("openai:toy", EmbedderOptions(url=double.url), until_s=time.monotonic())
 
 
 def test_it_ends_with_who_started_it(double):

@@ -9,10 +9,10 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import MAX_TEXT, Document
-from hybridindex.rag.ingest import Reading, TextFile, embedded, find_sources, mean_of
+from hybridindex.rag.ingest import GivenText, Reading, TextFile, embedded, find_sources, mean_of, read_chunks
 from hybridindex.rag.ingest.readers import _sections
 from hybridindex.rag.ingest.spool import Spool
-from hybridindex.rag.ingest.texts import split_words
+from hybridindex.rag.ingest.texts import count_words, split_words
 
 
 def test_lines_of_a_text_file_are_passages(tmp_path):
@@ -161,7 +161,18 @@ def test_an_embedder_that_answers_something_else():
         def embed(self, texts, /):
             return np.zeros(3)
 
-    with pytest.raises(InvalidInputError, match="the embedder gave"):
+    with pytest.raises(
+        InvalidInputError, match=r"the embedder gave an array of shape \(3,\) of float64 for 1 texts; expected"
+    ):
+        list(embedded([Document(id=0, text="a")], Bad()))
+    Bad.embed = lambda _self, texts: [[1.0]] * len(texts)
+    with pytest.raises(
+        InvalidInputError, match=r"the embedder gave a list for 1 texts; expected \(1, d\) real numbers"
+    ):
+        list(embedded([Document(id=0, text="a")], Bad()))
+    # Numbers of which a part would be left out.
+    Bad.embed = lambda _self, texts: np.ones((len(texts), 2), np.complex64)
+    with pytest.raises(InvalidInputError, match=r"an array of shape \(1, 2\) of complex64"):
         list(embedded([Document(id=0, text="a")], Bad()))
 
     class Refusing:
@@ -177,6 +188,39 @@ def test_a_heading_may_have_its_text_on_the_next_line():
     assert [part.split("\n")[0] for part in _sections(text, 200)] == [f"## Section {n}" for n in range(4)]
     text = "## One\n## Two\n\nwords\n\n## Three\n" + " ".join(["word"] * 300)
     assert [len(part.split()) for part in _sections(text, 200)] == [5, 200, 102]
+
+
+@pytest.mark.parametrize("between", ["\n", "\n\n", "\r\n\r\n"])
+def test_headings_without_text_are_divided_too(between):
+    """A table of contents, say."""
+    headings = [f"## Chapter {n} of many" for n in range(300)]
+    parts = list(_sections(between.join(headings), 200))
+    assert len(parts) == 8
+    assert max(count_words(part) for part in parts) == 200
+    assert " ".join(parts).split() == " ".join(headings).split()
+    # Behind a text, too; few stay as they are written.
+    parts = list(_sections(between.join(["words", "", *headings]), 200))
+    assert max(count_words(part) for part in parts) == 200
+    assert list(_sections("# One\n\n## Two", 200)) == ["# One\n\n## Two"]
+
+
+@pytest.mark.parametrize("kind", ["markdown", "html"])
+def test_a_mark_of_the_byte_order_is_no_text(kind):
+    """As in files: whoever sends a file's text sends the same document."""
+    text = {"markdown": "# One\n\nwords", "html": "<p>words</p>"}[kind]
+    plain, marked = (
+        [chunk.text for chunk in read_chunks(GivenText(name="x", text=each, kind=kind), Reading())]
+        for each in (text, f"\ufeff{text}")
+    )
+    assert plain == marked
+
+
+def test_many_headings_without_text_are_no_passage_that_is_too_long(tmp_path):
+    (tmp_path / "a.md").write_text("\n\n".join(f"# heading {n}" for n in range(80_000)))
+    (source,) = find_sources([tmp_path / "a.md"])
+    chunks = list(read_chunks(source, Reading()))
+    assert max(count_words(chunk.text) for chunk in chunks) == 200
+    assert [chunk.continues for chunk in chunks] == [False, *[True] * (len(chunks) - 1)]
 
 
 def test_a_folder_with_a_file_that_cannot_be_read(tmp_path):

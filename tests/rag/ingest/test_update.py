@@ -12,7 +12,7 @@ import pytest
 import hybridindex as hx
 from hybridindex.errors import CorruptIndexError, DuplicateIdError, EmbeddingError, InvalidInputError
 from hybridindex.rag.collection import Collection
-from hybridindex.rag.ingest import Reading, find_sources, update
+from hybridindex.rag.ingest import GivenText, Reading, find_sources, put_texts, update
 from tests.rag.collection.world import DIM, vectors_of
 
 WORDS = 4
@@ -510,3 +510,13 @@ def test_numbers_of_records_without_ids_are_no_ids_of_others(run, tmp_path, text
     (folder / "b.jsonl").write_text("".join(json.dumps({"id": i, "text": f"b{i}"}) + "\n" for i in range(5, 9)))
     assert counts(run(folder, words=None)) == ({"added": 3}, {"added": 7})
     assert {texts()[i] for i in range(5, 9)} == {"b5", "b6", "b7", "b8"}
+
+
+def test_a_text_that_comes_twice_in_a_call_is_refused(tmp_path):
+    """Its source would have the chunks of both."""
+    with Collection(tmp_path / "idx", embedder="toy") as collection:
+        collection.create(DIM)
+        texts = [GivenText(name="a", text="one"), GivenText(name="b", text="two"), GivenText(name="a", text="three")]
+        with pytest.raises(DuplicateIdError, match="source 'a' is given twice"):
+            put_texts(collection, texts, Embedder())
+        assert collection.count() == 0

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,35 @@ def test_a_process_that_embeds_and_dies_is_started_again(serve, double, client_o
         third = service.documents._process
     service.close()
     assert not third.is_alive
+
+
+def test_a_call_that_takes_too_long_ends_and_lets_the_next_one_come(serve, double, client_of, texts, caplog):
+    """An embedder that hangs does not keep the calls of all clients."""
+    service = serve()
+    gate, begun = threading.Event(), threading.Event()
+
+    def hang(asked):
+        begun.set()
+        gate.wait(30)
+        return vectors_of(asked)
+
+    with live(service) as port, client_of(port) as client:
+        client.add_documents([{"source": "x", "text": "one"}])
+        process, told = service.documents._process, service.documents._config
+        # The next call finds the process there.
+        service.documents._config = replace(told, embedder_timeout_s=0.5)
+        double.vectors_of = hang
+        with caplog.at_level(logging.ERROR), pytest.raises(EmbeddingError, match=r"within 0\.5 s.*embedder_timeout_s"):
+            client.add_documents([{"source": "x", "text": "two"}])
+        assert begun.is_set()
+        assert not gate.is_set()
+        assert "took longer than it may" in caplog.text
+        assert not process.is_alive
+        service.documents._config, double.vectors_of = told, vectors_of
+        assert client.add_documents([{"source": "y", "text": "three"}])["sources"]["added"] == 1
+    gate.set()
+    service.close()
+    assert texts() == sorted([*FIRST, "one", "three"])
 
 
 def test_the_process_that_embeds_gives_way(serve, client_of):
