@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -119,11 +120,17 @@ class Engine:
         self._close_lock = threading.Lock()
         self._closed = False
         fall_back = weakly(self, Engine._fall_back)
-        self._device_queues = [DeviceQueue(tier, parts.residency, fall_back, parts.device_pace) for tier in parts.tiers]
-        self.health = HealthWatch(config.health, self._device_queues, parts)
-        self._watchdog = Watchdog(self._device_queues, self.health, fall_back)
-        self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
-        self._thread.start()
+        self._device_queues: list[DeviceQueue] = []
+        with ExitStack() as undo:
+            for tier in parts.tiers:
+                self._device_queues.append(DeviceQueue(tier, parts.residency, fall_back, parts.device_pace))
+                undo.callback(self._device_queues[-1].close, 0.0)
+            self.health = HealthWatch(config.health, self._device_queues, parts)
+            self._watchdog = Watchdog(self._device_queues, self.health, fall_back)
+            undo.callback(self._watchdog.close)
+            self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
+            self._thread.start()
+            undo.pop_all()
 
     def submit(self, request: Request) -> None:
         """Queues a request; its future gets the answer.
@@ -143,7 +150,7 @@ class Engine:
             RouterClosedError: the engine was closed.
             Exception: whatever the search failed with.
         """
-        if not self._run_here(request):
+        if not self._turn.run(self._is_idle, lambda: self._run_here(request)):
             self.submit(request)
         return reply.wait()
 
@@ -169,12 +176,10 @@ class Engine:
         Raises:
             Exception: whatever the search failed with.
         """
-        if self._direct is None or (self._reports.listeners and not tell) or not self._turn.take(self._is_idle):
+        direct = self._direct
+        if direct is None or (self._reports.listeners and not tell):
             return None
-        try:
-            found = self._direct.search(queries, k, nprobe, kept, live, spare)
-        finally:
-            self._turn.release()
+        found = self._turn.run(self._is_idle, lambda: direct.search(queries, k, nprobe, kept, live, spare))
         if found is None:
             return None
         result, stages, candidates = found
@@ -183,34 +188,27 @@ class Engine:
 
     def scan_directly(self, queries: F32, k: int, given: GivenProbes) -> SearchResult | None:
         """As :meth:`search_directly`, of lists that another node chose, whoever listens; None, too: one is not here."""
-        if self._direct is None or not self._turn.take(self._is_idle):
+        direct = self._direct
+        if direct is None:
             return None
-        try:
-            found = self._direct.scan(queries, k, given)
-        finally:
-            self._turn.release()
+        found = self._turn.run(self._is_idle, lambda: direct.scan(queries, k, given))
         if found is None:
             return None
         self._reports.tell_of_one(k, given.probes.shape[1], len(queries), found[1])
         return found[0]
 
     def _run_here(self, request: Request) -> bool:
-        """Executes ``request`` on the calling thread where the engine is idle; False where it is not."""
-        if not self._turn.take(self._is_idle):
-            return False
+        """Executes ``request`` on the calling thread, whose turn it is; False: too many batches are under way."""
+        before = self._host.adopt_thread() if self._uses_faiss else 0
         try:
-            before = self._host.adopt_thread() if self._uses_faiss else 0
-            try:
-                self._slots.get_nowait()
-                self._execute([request])
-                return True
-            except queue.Empty:
-                return False
-            finally:
-                if self._uses_faiss:
-                    self._host.give_back_thread(before)
+            self._slots.get_nowait()
+            self._execute([request])
+            return True
+        except queue.Empty:
+            return False
         finally:
-            self._turn.release()
+            if self._uses_faiss:
+                self._host.give_back_thread(before)
 
     def _is_idle(self) -> bool:
         return self._waiting.empty() and not self._closed

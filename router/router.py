@@ -528,12 +528,14 @@ class Router(OfOneProcess):
             owner: whose session it is. Lookaheads that wait are worked off, and dropped, fairly between owners.
 
         Raises:
-            InvalidInputError: more than one is given, a bad number, a step that was not measured, or a window without a
-                plan.
+            InvalidInputError: more than one is given, a bad number, a step that was not measured, a window without a
+                plan, or an owner that is no text.
             ProfileError: a window, and the plan's profile timed no copies.
             RouterClosedError: after :meth:`close`.
         """
         on_served(self._current, lambda served: served.searcher.refuse_closed())
+        if not isinstance(owner, str):
+            raise InvalidInputError(f"owner is {owner!r}; expected a text")
         plan, share = self.plan, self._share_bytes()
         given = {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms, "step": step}
         if len(said := [name for name, value in given.items() if value is not None]) > 1:
@@ -626,7 +628,7 @@ class Router(OfOneProcess):
         served = self._served
         if served.candidates is not None:
             return served.candidates.describe(10, served.searcher.nprobe)
-        return f"rows: {served.precision.why}" if served.precision.why else "rows"
+        return served.precision.describe_rows()
 
     @property
     def bits(self) -> int | None:

@@ -122,27 +122,29 @@ class Served:
             undo.callback(self.lookahead.close)
             filters = RowFilters(index, earlier)
             self.engine = Engine(parts, self.wait_for_loads, config, filters, on_batch, remote)
+            undo.callback(self.engine.close)
+            self.placement = Placement(plan, parts, self.lookahead, opening, config, self.engine.added_on_devices)
+            reads_disk = self.warmed.nbytes < self.warmed.total_bytes
+            self.searcher = Searcher(
+                index,
+                self.engine,
+                self.placement,
+                self.wait_for_loads,
+                wait_for_lists=config.wait_for_lists,
+                candidates=self.candidates,
+                filters=filters,
+                most_nprobe=max(index.nlist, most_nprobe),
+                reads_disk=reads_disk,
+            )
+            #: For other nodes of a cluster.
+            self.comparisons = Comparisons(index, self.host, reads_disk=reads_disk)
+            copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
+            self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)
+            undo.callback(self.scrub.close)
+            self.recovery = Recovery(
+                self.tiers, weakly(self, Served._restore), weakly(self, Served._complete), self.engine.health.trial
+            )
             undo.pop_all()
-        self.placement = Placement(plan, parts, self.lookahead, opening, config, self.engine.added_on_devices)
-        reads_disk = self.warmed.nbytes < self.warmed.total_bytes
-        self.searcher = Searcher(
-            index,
-            self.engine,
-            self.placement,
-            self.wait_for_loads,
-            wait_for_lists=config.wait_for_lists,
-            candidates=self.candidates,
-            filters=filters,
-            most_nprobe=max(index.nlist, most_nprobe),
-            reads_disk=reads_disk,
-        )
-        #: For other nodes of a cluster.
-        self.comparisons = Comparisons(index, self.host, reads_disk=reads_disk)
-        copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
-        self.scrub = Scrub(index, copies, config.scrub_bytes_per_s)
-        self.recovery = Recovery(
-            self.tiers, weakly(self, Served._restore), weakly(self, Served._complete), self.engine.health.trial
-        )
 
     def start(self) -> None:
         """Brings what the plan wants. Where it fails, all is closed."""

@@ -280,3 +280,33 @@ def test_the_process_ends(tmp_path):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, str((len(QUERIES), 10))), done.stderr
+
+
+@pytest.mark.parametrize("devices", [(), ("cpu", "cpu")], ids=["host", "devices"])
+def test_a_router_that_cannot_start_a_thread_leaves_none_behind(index, devices, monkeypatch):
+    """Where a process may have no more threads, each attempt would keep some."""
+    start, before, number = threading.Thread.start, set(threading.enumerate()), 0
+    while True:
+        left = number
+
+        def refusing(thread):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refusing)
+            try:
+                router = open_router(index, devices=devices, where=0 if devices else -1)
+            except RuntimeError:
+                router = None
+        if router is not None:
+            break
+        for thread in set(threading.enumerate()) - before:
+            thread.join(1)
+        assert set(threading.enumerate()) <= before, f"of thread {number}"
+        number += 1
+    router.close()
+    assert number > 2

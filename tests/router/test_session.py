@@ -208,6 +208,13 @@ def test_closed_session_refuses(index):
             session.search(clustered(1))
 
 
+@pytest.mark.parametrize("owner", [None, 7, ["team"]])
+def test_an_owner_that_is_no_text_is_refused(index, owner):
+    """What cannot be a key would fail on the thread that ends other sessions, too."""
+    with Router(index) as router, pytest.raises(InvalidInputError, match=r"owner is .*; expected a text"):
+        router.session(owner=owner)
+
+
 def test_submit_answers_and_counts_as_search_does(index):
     query = clustered(3, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
