@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.measure import arguments, show, write
+from benchmarks.common.measure import Attempts, arguments, show, write
 from benchmarks.device.scan import BYTES, TURNS, ResidentLists, make_batch, make_lists, prepare, replay, seconds_of
 from benchmarks.device.targets import SCAN_NPROBE
 from hybridindex.index.codec import DeviceCodec
@@ -141,6 +141,15 @@ def sweep_heavy(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch
     return sorted(found, key=lambda row: -(row["faster"] or 0.0))
 
 
+def _of_lists(lists: ResidentLists, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Rows of each batch size."""
+    scratch = scratch_for_budget(1 << 40)
+    for n in args.batches:
+        yield sweep(lists, n, SCAN_NPROBE, args.repeats, scratch)
+        if n > 1:
+            yield sweep_heavy(lists, n, SCAN_NPROBE, args.repeats, scratch)
+
+
 def main() -> None:
     args = arguments(__doc__, _options)
     import torch
@@ -152,17 +161,17 @@ def main() -> None:
 
     device, info = resolve_device("cuda:0")
     rows: list[dict[str, Any]] = []
+    attempts = Attempts()
     for kind, dim in itertools.product(BYTES, args.dims):
-        lists = make_lists(device, kind, dim, "ip", int(args.gigabytes * 1e9))
-        for n in args.batches:
-            scratch = scratch_for_budget(1 << 40)
-            rows += sweep(lists, n, SCAN_NPROBE, args.repeats, scratch)
-            rows += sweep_heavy(lists, n, SCAN_NPROBE, args.repeats, scratch) if n > 1 else []
-            write(args.json, "device_sweep", {"device": info.label, "nprobe": SCAN_NPROBE, "rows": rows})
-        del lists
+        with attempts(f"{kind}, {dim} dimensions"):
+            for found in _of_lists(make_lists(device, kind, dim, "ip", int(args.gigabytes * 1e9)), args):
+                rows += found
+                told = {"device": info.label, "nprobe": SCAN_NPROBE, "rows": rows}
+                write(args.json, "device_sweep", {**told, "failed": attempts.failed})
     columns = ("codec", "dim", "batch", "rows", "cols", "warps", "registers", "heavy_from", "ms", "faster", "error")
     show(f"settings of the scan on {info.label}, over those in use", columns,
          [tuple("-" if r.get(key) is None else r[key] for key in columns) for r in rows])  # fmt: skip
+    attempts.end()
 
 
 if __name__ == "__main__":
