@@ -27,7 +27,7 @@ from hybridindex.profiler.hardware import load_average
 __all__ = ["MAX_AGE_S", "Checkpoint"]
 
 _log = logging.getLogger(__name__)
-_FORMAT = 2
+_FORMAT = 3
 #: Seconds for which a finished stage can be resumed.
 MAX_AGE_S: Final = 3600.0
 _HEAD = "head"
@@ -97,7 +97,13 @@ class Checkpoint:
             self._arrays[f"{stage}/{name}"] = array
         if self._path is None:
             return
-        said = {"format": _FORMAT, "key": self._key, "stages": self._facts, "ended": self._ended}
+        said = {
+            "format": _FORMAT,
+            "key": self._key,
+            "stages": self._facts,
+            "ended": self._ended,
+            "arrays": sorted(self._arrays),
+        }
         head = json.dumps(said).encode()
         try:
             with filesystem.replacing(self._path) as beside:
@@ -123,12 +129,15 @@ class Checkpoint:
             usable = head["format"] == _FORMAT and head["key"] == self._key
             facts = dict(head["stages"]) if usable else {}
             ended = {stage: (float(head["ended"][stage][0]), float(head["ended"][stage][1])) for stage in facts}
+            if usable and sorted(arrays) != head["arrays"]:
+                raise ValueError(f"it holds the arrays {sorted(arrays)}, not {head['arrays']}")
         except MissingFileError:
             return
         except FileError as error:
             _log.warning("the checkpoint %s is not used: %s", path, error)
             return
-        except (ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, LookupError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
+            # RuntimeError and OSError: of flags and places in the archive that make no sense.
             _log.warning("the checkpoint %s is damaged and not used: %s", path, error)
             return
         if not usable:

@@ -54,8 +54,8 @@ class Refresher(OfOneProcess):
     """Watches one router and changes its plan. Close it before the router.
 
     Threads: :meth:`observe` and :meth:`status` may be called from any thread and never wait for an update.
-    :meth:`propose`, :meth:`apply` and :meth:`step` exclude each other. :meth:`start` makes a scheduler thread and two
-    workers; :meth:`close` joins them.
+    :meth:`propose`, :meth:`apply` and :meth:`step` exclude each other. :meth:`start` makes a thread that looks at the
+    load, a scheduler thread and two workers; :meth:`close` joins them.
     """
 
     def __init__(
@@ -106,9 +106,12 @@ class Refresher(OfOneProcess):
             on_served=self._expect_from_now,
             on_ended=self._update_ended,
         )
+        #: Why an update was asked for while no update ran and other work was under way: for the next step.
+        self._postponed: str | None = None
         #: The plan whose rows were too new.
         self._asked_for: Plan | None = None
         self._scheduler: BackgroundScheduler | None = None
+        self._looking: threading.Thread | None = None
         #: Stored rows that are followed, and why others are not.
         self._schedule: tuple[str, ...] = ()
         self._schedule_refused: tuple[str, ...] = ()
@@ -266,20 +269,33 @@ class Refresher(OfOneProcess):
             if self._scheduler is not None:
                 return
             self._updates.commit_served()
-            # Two workers: while one carries out an update, the other finds it busy and returns.
+            # Of the rows alone, whose times are those of the wall clock. Two workers: while one carries out an update,
+            # the other finds it busy and returns.
             scheduler = BackgroundScheduler(
                 timezone=UTC,
                 executors={"default": ThreadPoolExecutor(2)},
                 job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2},
             )
-            scheduler.add_job(self.step, "interval", seconds=self._config.tick_s, id="tick")
-            if self._config.interval_s is not None:
-                scheduler.add_job(
-                    self.step, "interval", seconds=self._config.interval_s, id="update", args=("the schedule",)
-                )
             self._add_schedule(scheduler)
             scheduler.start()
             self._scheduler = scheduler
+            self._looking = threading.Thread(target=self._look, name="hybridindex-refresh", daemon=True)
+            self._looking.start()
+
+    def _look(self) -> None:
+        """Steps every ``tick_s`` seconds, and asks for an update every ``interval_s``.
+
+        By the monotonic clock: after the wall clock is set back, APScheduler does nothing until its old time comes
+        again.
+        """
+        interval_s = self._config.interval_s or math.inf
+        due_s = time.monotonic() + interval_s
+        while not self._updates.closed.wait(min(self._config.tick_s, max(0.0, due_s - time.monotonic()))):
+            if time.monotonic() < due_s:
+                self.step()
+            else:
+                self.step("the schedule")
+                due_s = time.monotonic() + interval_s
 
     def _add_schedule(self, scheduler: BackgroundScheduler) -> None:
         if self._store is None:
@@ -339,8 +355,11 @@ class Refresher(OfOneProcess):
         self.stop()
         with self._work:
             scheduler, self._scheduler = self._scheduler, None
+            looking, self._looking = self._looking, None
         if scheduler is not None:
             scheduler.shutdown(wait=True)
+        if looking is not None:
+            looking.join()
         with self._work:
             self._updates.interrupt()
             self._reservoir.clear()
@@ -356,11 +375,15 @@ class Refresher(OfOneProcess):
     def step(self, reason: str | None = None) -> None:
         """Does what is due now, on the calling thread; the schedule calls it. Returns at once while another call works.
 
-        ``reason``: also begins an update, unless one is running or the last one failed a short while ago.
+        ``reason``: also begins an update, unless one is running or the last one failed a short while ago. Where another
+        call works on something else, a proposal for one, the next step begins it.
         """
         if not self._work.acquire(blocking=False):
+            if reason is not None and self._updates.stage is CycleStage.IDLE:
+                self._postponed = reason
             return
         try:
+            reason, self._postponed = reason or self._postponed, None
             if not self._updates.closed.is_set():
                 self._step(reason)
         except Exception:  # noqa: BLE001 - the next step must come; failures of an update are handled where they occur

@@ -104,8 +104,8 @@ class UpdatePolicy:
     verify_timeout_s: Annotated[
         float,
         Setting(
-            help="Seconds after which the windows seen so far decide; a plan that saw no request is committed as "
-            "unverified."
+            help="Seconds after which the windows seen so far decide; a plan that saw fewer than `min_queries` of a "
+            "window is committed as unverified."
         ),
     ] = 600.0
     back_off_s: Annotated[float, Setting(help="Pause in seconds after an update that failed; doubled each time.")] = (
@@ -264,7 +264,7 @@ class Move:
 class Commit:
     """Record the new plan as the current one; answered by Committed."""
 
-    #: False: no request was seen.
+    #: False: too few requests were seen.
     verified: bool
 
 
@@ -432,13 +432,16 @@ class UpdateCycle:
     def _judge(self, now_s: float) -> list[CycleAction]:
         after = pool_windows(self._after)
         assert self._promised is not None
+        few = after is None or after.queries < self._drift.min_queries
         if after is None:
             self._why = "no request was seen: not verified"
+        elif few:
+            self._why = f"{after.queries} queries were seen, fewer than {self._drift.min_queries}: not verified"
         else:
             if why := worse(self._before, after, self._promised, self._drift):
                 return self._roll_back(now_s, why)
             self._why = f"hit rate {after.hit_rate:.3f}, attainment {after.attainment:.3f}"
-        commit = Commit(verified=after is not None)
+        commit = Commit(verified=not few)
         return [self._go(now_s, CycleStage.COMMITTING, self._why), commit]
 
     def _tick(self, now_s: float) -> list[CycleAction]:

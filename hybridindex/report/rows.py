@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +39,14 @@ def load_rows(rows: Iterable[LoadRow | Mapping[str, Any]] | None) -> list[LoadRo
 
 
 def _row_of(row: Mapping[str, Any], place: int) -> LoadRow:
+    if not isinstance(row, Mapping):
+        raise InvalidInputError(f"load[{place}] is {row!r}; expected a mapping with policy, rate and latencies")
+
     def number(name: str) -> float:
         value = row.get(name)
         try:
             return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidInputError(f"load[{place}].{name} is {value!r}; expected a number") from None
 
     def optional(name: str) -> float | None:
@@ -52,6 +56,8 @@ def _row_of(row: Mapping[str, Any], place: int) -> LoadRow:
     if policy is None:
         raise InvalidInputError(f"load[{place}].policy is missing; expected the name of what was served")
     nbytes = optional("device_bytes")
+    if nbytes is not None and not math.isfinite(nbytes):
+        raise InvalidInputError(f"load[{place}].device_bytes is {nbytes}; expected a finite number")
     return LoadRow(
         policy=str(policy),
         rate=number("rate"),

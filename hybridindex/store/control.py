@@ -361,9 +361,12 @@ class ControlStore(OfOneProcess):
         Args:
             keep_plans: plans that stay with all they refer to: what a daemon serves.
             dry_run: delete nothing, only count.
+
+        Raises:
+            StoreError: the event that says which plan of an index is current is damaged; nothing is deleted.
         """
         with self._transaction(writes=not dry_run) as session:
-            return prune_rows(session, retention, keep_plans=keep_plans, dry_run=dry_run)
+            return prune_rows(session, self.name, retention, keep_plans=keep_plans, dry_run=dry_run)
 
     def copy_to(self, file: Path) -> None:
         """Copy the whole store, as it is at one moment, to a SQLite file that does not exist yet.

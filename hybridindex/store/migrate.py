@@ -67,7 +67,6 @@ def upgrade_store(location: Location, *, busy_timeout_s: float, scripts: Path = 
         if location.path is not None:
             _check_place(location.path)
             with file_lock(location.path, busy_timeout_s), translated(location.name):
-                _keep_to_writers(location.path)
                 return _upgrade_sqlite(engine, location.path, scripts)
         with translated(location.name):
             return _upgrade_postgresql(engine, location.name, scripts)
@@ -104,20 +103,24 @@ def file_lock(path: Path, timeout_s: float) -> Iterator[None]:
         lock.release()
 
 
-def _keep_to_writers(path: Path) -> None:
-    """SQLite locks bytes of its files, which whoever can read them can lock, too. Held under the file lock."""
-    mode = keep_to_writers(path)
+def _make_missing(path: Path) -> None:
     try:
         if not filesystem.exists(path):
             # Made before SQLite does: it gives its other files this mode. Nobody else has it open yet.
-            filesystem.open_for_writing(path, "x", permissions=mode).close()
+            filesystem.open_for_writing(path, "x", permissions=keep_to_writers(path)).close()
     except FileError as error:
         raise StoreError(f"control store {path}: it cannot be made: {error}") from error
+
+
+def _keep_to_writers(path: Path) -> None:
+    """SQLite locks bytes of its files, which whoever can read them can lock, too."""
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         keep_to_writers(name)
 
 
 def _upgrade_sqlite(engine: Engine, path: Path, scripts: Path) -> str:
+    """Held under the file lock."""
+    _make_missing(path)
     with engine.connect() as connection:
         tables = inspect(connection).get_table_names()
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar_one()
@@ -126,6 +129,8 @@ def _upgrade_sqlite(engine: Engine, path: Path, scripts: Path) -> str:
                 f"control store {path}: a SQLite file of another program; move it away, or give another path"
             )
         revision = _known_revision(connection, str(path), scripts)
+    # Only now: the file of another program keeps its mode.
+    _keep_to_writers(path)
     _use_wal(engine, path)
     head = _head(scripts)
     if revision == head:

@@ -21,6 +21,7 @@ from hybridindex.store.profiles import refuse_mismatch
 from hybridindex.store.records import PLAN_CURRENT, PlanSummary, StoredEvent, StoredPlan
 
 __all__ = [
+    "event_of",
     "insert_event",
     "insert_plan",
     "select_events",
@@ -185,7 +186,7 @@ def select_events(
         parts = [ids.where(of_index == name).subquery() for name in names] + [ids.where(of_index.is_(None)).subquery()]
         found = union_all(*(select(part) for part in parts))
         query = select(EventRow).where(EventRow.id.in_(found)).order_by(EventRow.id.desc()).limit(limit)
-    return [_event(row, where) for row in session.scalars(query)]
+    return [event_of(row, where) for row in session.scalars(query)]
 
 
 def select_whole_events(
@@ -200,7 +201,7 @@ def select_whole_events(
     for number in session.scalars(newest).all():
         try:
             with translated(f"{where}: event {number}"):
-                found.append(_event(session.get_one(EventRow, number), where))
+                found.append(event_of(session.get_one(EventRow, number), where))
         except StoreError as error:
             if not is_of_one_row(error):
                 raise
@@ -208,7 +209,8 @@ def select_whole_events(
     return found, damaged
 
 
-def _event(row: EventRow, where: str) -> StoredEvent:
+def event_of(row: EventRow, where: str) -> StoredEvent:
+    """Raises StoreError: the row is not what was written."""
     otherwise = "apply the plan again" if row.kind == PLAN_CURRENT else "move it away to begin anew"
     check_digest(row.digest, digest_of_row(row), f"event {row.id} ({row.kind})", where, otherwise=otherwise)
     return StoredEvent(id=row.id, at=row.at, kind=row.kind, payload=from_json(row.data))

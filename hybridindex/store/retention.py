@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
+from hybridindex.store.plans import event_of
 from hybridindex.store.records import MEASURED, PLAN_CURRENT
 
 __all__ = ["Pruned", "Retention", "prune_rows"]
@@ -55,9 +56,15 @@ class Pruned:
         return bool(self.plans or self.profiles or self.events)
 
 
-def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection[int], dry_run: bool) -> Pruned:
-    """Deletes what the retention does not keep; ``dry_run``: only counts it."""
-    deciding, current = _current(session)
+def prune_rows(
+    session: Session, where: str, retention: Retention, *, keep_plans: Collection[int], dry_run: bool
+) -> Pruned:
+    """Deletes what the retention does not keep; ``dry_run``: only counts it.
+
+    Raises:
+        StoreError: an event that says which plan is current is damaged, so that nobody knows which has to stay.
+    """
+    deciding, current = _current(session, where)
     plans = session.execute(
         select(PlanRow.id, PlanRow.profile_id, PlanRow.trial, ProfileRow.index_fingerprint)
         .join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
@@ -94,11 +101,11 @@ def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection
     return Pruned(plans=len(gone_plans), profiles=len(gone_profiles), events=len(gone_events))
 
 
-def _current(session: Session) -> tuple[set[int], set[int]]:
+def _current(session: Session, where: str) -> tuple[set[int], set[int]]:
     """The newest event of each index that names its current plan, and those plans."""
     newest = select(func.max(EventRow.id)).where(EventRow.kind == PLAN_CURRENT).group_by(EventRow.index_fingerprint)
-    events = session.execute(select(EventRow.id, EventRow.data).where(EventRow.id.in_(newest))).all()
-    plans = {event.data.get("plan_id") for event in events}
+    events = [event_of(row, where) for row in session.scalars(select(EventRow).where(EventRow.id.in_(newest)))]
+    plans = {event.payload.get("plan_id") for event in events if isinstance(event.payload, dict)}
     return {event.id for event in events}, {plan_id for plan_id in plans if isinstance(plan_id, int)}
 
 

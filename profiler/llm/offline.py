@@ -111,7 +111,8 @@ def sweep_kv_cache(
         result = known[0] if known is not None else _run_point(request, size)
         if "missing" in result:
             raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): {how_to_install('vllm')}")
-        if "refused" not in result:
+        # What was resumed keeps its time: it grows older with every attempt.
+        if known is None and "refused" not in result:
             kept.put(f"kv {size}", result)
         total = size * request.n_devices
         if "raced" in result:

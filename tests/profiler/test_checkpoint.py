@@ -42,6 +42,20 @@ def test_a_damaged_file_is_not_used(tmp_path, caplog):
     assert "damaged" in caplog.text
 
 
+def test_no_flipped_bit_of_the_file_ends_a_profile(tmp_path):
+    path = tmp_path / "kept"
+    first = Checkpoint(path, "key")
+    first.put("access", {}, {"probes": np.arange(6, dtype=np.int32)})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            spoilt = bytearray(whole)
+            spoilt[place] ^= 1 << bit
+            path.write_bytes(spoilt)
+            found = Checkpoint(path, "key").get("access")
+            assert found is None or found[1]["probes"].tolist() == [0, 1, 2, 3, 4, 5], (place, bit)
+
+
 def test_without_a_path_or_with_an_unwritable_one_nothing_is_kept_and_nothing_breaks(tmp_path, caplog):
     Checkpoint(None, "key").put("recall", 1)
     nowhere = Checkpoint(tmp_path / "missing" / "kept", "key")

@@ -6,6 +6,8 @@ import dataclasses
 import sqlite3
 import sys
 import threading
+from datetime import datetime, timedelta
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -330,6 +332,46 @@ def test_the_schedule_asks_without_drift(make_world):
     world.refresher.close()
     assert world.events("refresh_ended")[0]["reason"] == "the schedule"
     assert "0 recent queries" in world.events("refresh_ended")[0]["why"]
+
+
+def test_a_wall_clock_that_is_set_back_does_not_stop_the_watch(make_world, monkeypatch):
+    from apscheduler.schedulers import base
+
+    set_back = timedelta()
+
+    class WallClock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) - set_back
+
+    monkeypatch.setattr(base, "datetime", WallClock)
+    refresher = make_world(dataclasses.replace(CONFIG, tick_s=0.01, interval_s=0.1), store=False).refresher
+    reasons = SimpleQueue()
+    monkeypatch.setattr(refresher, "step", lambda reason=None: reasons.put(reason))
+    refresher.start()
+    reasons.get(timeout=60)
+    set_back = timedelta(hours=1)
+    steps = [reasons.get(timeout=5) for _ in range(30)]
+    assert None in steps
+    assert "the schedule" in steps
+
+
+def test_the_schedule_waits_for_a_proposal_and_not_for_an_update(make_world, monkeypatch):
+    refresher = make_world(store=False).refresher
+    asked = []
+    monkeypatch.setattr(refresher._updates, "request", asked.append)
+    with refresher._work:  # as a proposal holds it
+        refresher.step("schedule nightly")
+    refresher.step()
+    refresher.step()
+    assert asked == ["schedule nightly"]
+    monkeypatch.setattr(type(refresher._updates), "stage", CycleStage.PROFILING)
+    with refresher._work:
+        refresher.step("schedule nightly")
+    monkeypatch.undo()
+    monkeypatch.setattr(refresher._updates, "request", asked.append)
+    refresher.step()
+    assert asked == ["schedule nightly"]
 
 
 def test_without_apscheduler_the_error_says_what_to_install(make_world, monkeypatch):

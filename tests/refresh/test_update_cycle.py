@@ -121,6 +121,21 @@ def test_a_plan_that_nobody_used_is_committed_and_said_to_be_unverified():
     assert "not verified" in ended.why
 
 
+@pytest.mark.parametrize("spoilt", [{"attainment": 0.0}, {"hit_rate": 0.0}])
+def test_a_request_or_two_decide_nothing(spoilt):
+    before = (window(hit_rate=0.95, attainment=1.0),)
+    for n, n_enough in ((1, False), (DRIFT.min_queries - 1, False), (DRIFT.min_queries, True)):
+        cycle, _ = moved_cycle(before=before)
+        cycle.handle(WindowClosed(window=window(began_s=5.0, thin=n < DRIFT.min_queries, n=n, **spoilt)))
+        (action,) = work(cycle.handle(Tick(now_s=104.0)))
+        if n_enough:
+            assert isinstance(action, RollBack)
+            continue
+        assert action == Commit(verified=False)
+        (ended,) = work(cycle.handle(Committed(now_s=105.0)))
+        assert ended.why == f"{n} queries were seen, fewer than {DRIFT.min_queries}: not verified"
+
+
 def test_without_verification_a_plan_is_committed_at_once():
     _, actions = moved_cycle(dataclasses.replace(POLICY, verify_windows=0))
     assert work(actions) == [Commit(verified=False)]

@@ -21,9 +21,19 @@ def test_mappings_become_rows_and_other_keys_are_ignored() -> None:
         ({"rate": "fast"}, r"load\[0\].rate is 'fast'"),
         ({"policy": None}, r"load\[0\].policy is missing"),
         ({"hit_rate": "high"}, r"load\[0\].hit_rate is 'high'"),
+        ({"rate": 10**400}, r"load\[0\].rate is 1000"),
+        ({"device_bytes": float("nan")}, r"load\[0\].device_bytes is nan; expected a finite number"),
+        ({"device_bytes": float("inf")}, r"load\[0\].device_bytes is inf"),
     ],
 )
 def test_wrong_value_is_named(change: dict[str, object], message: str) -> None:
     row = {"policy": "host", "rate": 10, "p50_ms": 1, "p95_ms": 2, "p99_ms": 3}
     with pytest.raises(InvalidInputError, match=message):
         load_rows([{**row, **change}])
+
+
+@pytest.mark.parametrize("row", ["host", None, ["host", 10, 1, 2, 3]])
+def test_what_is_no_row_is_named(row: object) -> None:
+    good = {"policy": "host", "rate": 10, "p50_ms": 1, "p95_ms": 2, "p99_ms": 3}
+    with pytest.raises(InvalidInputError, match=r"load\[1\] is .*; expected a mapping"):
+        load_rows([good, row])  # type: ignore[list-item]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -301,19 +302,31 @@ def test_postgresql_tables_live_in_their_own_schema(postgresql_url: str) -> None
 def test_other_files_are_refused_by_name_and_untouched(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<html>" * 2000)
+    page.chmod(0o644)
     with pytest.raises(StoreError, match=r"page\.html: the file is not a SQLite database"):
         ControlStore.open(page)
     assert page.read_text() == "<html>" * 2000
+    assert stat.S_IMODE(page.stat().st_mode) == 0o644
 
     foreign = tmp_path / "foreign.sqlite"
     with sqlite3.connect(foreign) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
         connection.execute("INSERT INTO alembic_version VALUES ('abc')")
     connection.close()
+    foreign.chmod(0o644)
     before = foreign.read_bytes()
     with pytest.raises(StoreError, match=r"foreign\.sqlite: a SQLite file of another program"):
         ControlStore.open(foreign)
     assert foreign.read_bytes() == before
+    assert stat.S_IMODE(foreign.stat().st_mode) == 0o644
+
+
+def test_a_store_that_others_could_read_is_kept_to_writers(sqlite_path: Path) -> None:
+    ControlStore.open(sqlite_path).close()
+    sqlite_path.chmod(0o644)
+    with ControlStore.open(sqlite_path):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in sqlite_path.parent.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
 
 
 def test_corrupt_file_is_an_error_that_names_it(sqlite_path: Path, profile_of: Maker) -> None:

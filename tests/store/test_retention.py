@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.errors import InvalidInputError, ProfileError, StoreError
 from hybridindex.store import ControlStore
 from hybridindex.store.retention import Pruned, Retention
 from tests.examples import examples
@@ -113,6 +115,21 @@ def test_an_empty_store_and_damaged_events_are_no_trouble(store):
     store.record_event("plan_current", {"plan_id": 999, "index_fingerprint": "a"})
     store.prune(SMALL)
     assert plans(store) == [plan]
+
+
+def test_a_damaged_event_of_the_current_plan_costs_no_plan(sqlite_path):
+    with ControlStore.open(sqlite_path) as store:
+        current, *others = (save(store)[1] for _ in range(4))
+        make_current(store, current)
+        with sqlite3.connect(sqlite_path) as connection:
+            connection.execute("UPDATE events SET data = replace(data, '1', '2')")
+        connection.close()
+        with pytest.raises(StoreError, match=r"event 1 \(plan_current\): damaged, .* or apply the plan again"):
+            store.prune(SMALL)
+        assert plans(store) == [current, *others]
+        make_current(store, current)
+        store.prune(SMALL)
+        assert plans(store) == [current, others[-1]]
 
 
 @pytest.mark.parametrize("field", ["plans", "profiles", "events"])

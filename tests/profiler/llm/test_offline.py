@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,23 @@ def test_an_interrupted_sweep_goes_on_where_it_was(engine, tmp_path: Path) -> No
     with pytest.raises(LLMServerError):
         sweep_kv_cache(REQUEST, checkpoint=checkpoint)
     engine({1000: "die", 2000: "die", 4000: "work"})
-    assert len(sweep_kv_cache(REQUEST, checkpoint=checkpoint).profile.points) == 3
+    measured = sweep_kv_cache(REQUEST, checkpoint=checkpoint)
+    assert len(measured.profile.points) == 3
+    assert list(measured.notes["resumed"]) == ["kv 1000", "kv 2000"]
     assert not checkpoint.exists()
+
+
+def test_sizes_that_were_resumed_do_not_become_younger(engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1e9]
+    monkeypatch.setattr(offline, "Checkpoint", partial(offline.Checkpoint, clock=lambda: now[0]))
+    checkpoint = tmp_path / "checkpoint"
+    for size in (2000, 4000):
+        engine({n: "work" if n < size else "die" for n in REQUEST.kv_cache_bytes})
+        with pytest.raises(LLMServerError, match=f"with {size} bytes"):
+            sweep_kv_cache(REQUEST, checkpoint=checkpoint)
+        now[0] += 13 * 3600
+    engine({1000: TOO_SMALL, 2000: "die", 4000: "work"})
+    assert sweep_kv_cache(REQUEST, checkpoint=checkpoint).refused == ((2000, TOO_SMALL),), "26 hours old"
 
 
 def test_what_was_refused_is_tried_again(engine, tmp_path: Path) -> None:
