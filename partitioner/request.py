@@ -118,7 +118,7 @@ class PlanRequest:
         if not _finite(percentile) or not 0.0 < percentile < 100.0:
             raise InvalidInputError(f"percentile is {percentile!r}; give a number between 0 and 100")
         if coverage is not None and not (_finite(coverage) and 0.0 <= coverage <= 1.0):
-            raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or none to solve for it")
+            raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or none to solve")
         if llm is not None and not isinstance(llm, LLMProfile):
             raise InvalidInputError(f"llm is {llm!r}; give an LLMProfile, or None when no LLM shares the device")
         if slo_stage not in ("search", "ttft"):

@@ -18,7 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import file_error
-from hybridindex.filesystem.calls import StrPath, discard, performing, replace, seen, sync_folder, unlink, watched
+from hybridindex.filesystem.calls import (
+    StrPath,
+    discard,
+    exists,
+    is_file,
+    performing,
+    replace,
+    seen,
+    sync_folder,
+    unlink,
+    watched,
+)
 
 __all__ = [
     "File",
@@ -219,7 +230,13 @@ def read_arrays(path: StrPath) -> dict[str, npt.NDArray[Any]]:
 
 
 def write_arrays(path: StrPath, /, **arrays: npt.NDArray[Any]) -> None:
-    """As a ``.npz`` file."""
+    """As a ``.npz`` file; or into a device or a pipe."""
+    if exists(path) and not is_file(path):
+        # These tell no position, which numpy asks for.
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        write_bytes(path, content.getvalue())
+        return
     with open_for_writing(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,16 +25,12 @@ def _write_arrays(output: Path, **arrays: np.ndarray[Any, Any]) -> None:
         with filesystem.replacing(output.resolve()) as beside:
             filesystem.write_arrays(beside, **arrays)
         return
-    if filesystem.exists(output):
-        # A device or a pipe tells no position, which numpy asks for.
-        content = io.BytesIO()
-        np.savez(content, **arrays)  # type: ignore[arg-type]
-        filesystem.write_bytes(output, content.getvalue())
-        return
+    is_new = not filesystem.exists(output)
     try:
         filesystem.write_arrays(output, **arrays)
     except BaseException:
-        filesystem.discard(output)
+        if is_new:
+            filesystem.discard(output)
         raise
 
 
