@@ -101,7 +101,7 @@ RUNS = (
         "service.cluster",
         None,
         name="cluster_codes",
-        options="--parts answers,rate --code-bits 1 --dim 256 --mib 384 --nprobe 64",
+        options="--parts answers,rate,forecast --code-bits 1 --dim 256 --mib 384 --nprobe 64",
     ),
     _run("service.cluster", None, name="cluster_rate", options="--parts routing,rate,forecast"),
     _run(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.rag.collection.items import moment_of
+from hybridindex.rag.collection.items import moment_of, python_number
 
 __all__ = ["Compare", "Condition", "Operator", "Together", "from_dict", "where_of"]
 
@@ -199,6 +199,7 @@ class _Writer:
         return f"({without} OR {quoted} IS NULL)" if len(parts) == 1 else f"(({without}) OR {quoted} IS NULL)"
 
     def _value(self, name: str, kind: str, value: Any) -> str:
+        value = python_number(value)
         if kind in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool):
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidInputError(f"filter compares {name!r} with {value}; expected a finite number")

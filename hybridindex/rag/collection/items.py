@@ -26,6 +26,7 @@ __all__ = [
     "matrix_of",
     "metadata_json",
     "moment_of",
+    "python_number",
     "refuse_twice",
 ]
 
@@ -109,6 +110,7 @@ def column_values(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]],
 def _fitting(name: str, kind: str, value: Any, *, refuse: bool) -> Any:
     if value is None:
         return None
+    value = python_number(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind == "int" and is_number and isinstance(value, int) and value in _INT64:
         return value
@@ -125,6 +127,11 @@ def _fitting(name: str, kind: str, value: Any, *, refuse: bool) -> Any:
     if not refuse:
         return None
     raise InvalidInputError(f"metadata {name!r} is {value!r}; the index has a column of that name, which holds {kind}")
+
+
+def python_number(value: Any) -> Any:
+    """A number of numpy as one of Python; all else as it is."""
+    return value.item() if isinstance(value, np.integer | np.floating | np.bool_) else value
 
 
 def moment_of(value: Any) -> datetime | None:

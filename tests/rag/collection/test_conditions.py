@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -132,3 +133,14 @@ def test_values_that_fit_no_column():
             column_values(COLUMNS, [row])
     assert column_values({"x": "float"}, [{"x": 1}, {}]).column("x").to_pylist() == [1.0, None]
     assert isinstance(TABLE, pa.Table)
+
+
+def test_numbers_of_numpy_are_numbers():
+    row = {"n": np.int32(7), "x": np.float32(0.5), "b": np.bool_(True)}
+    assert (
+        column_values(COLUMNS, [row]).to_pylist() == column_values(COLUMNS, [{"n": 7, "x": 0.5, "b": True}]).to_pylist()
+    )
+    for name, value in row.items():
+        assert where_of(Compare(name, "=", value), COLUMNS) == where_of(Compare(name, "=", value.item()), COLUMNS)
+    with pytest.raises(InvalidInputError, match=r"'n' is 0\.5"):
+        column_values(COLUMNS, [{"n": np.float64(0.5)}])
