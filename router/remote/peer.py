@@ -34,7 +34,7 @@ PING_EVERY_S = 0.2
 DOWN_AFTER_S = 0.8
 #: Bytes of an answer that is no search's.
 _MOST_ANSWER = 64 << 20
-#: A node that was late, and was asked for no scan since, is asked as before after so long.
+#: A node that was late again before it answered a scan is asked as before after so long.
 LATE_FOR_S = 2.0
 #: Pings that a node answers before it is asked again; one of its own counts.
 _TO_COME_BACK = 2
@@ -62,9 +62,10 @@ class Peer:
         self.sees_this = False
         #: By the map.
         self.serves = node.serving
-        #: A scan took too long not long ago, and since then it has answered none. A ping says nothing of that.
+        #: A scan took too long not long ago, and since then it has answered none, nor, the first time, a ping: of a
+        #: node that works some scans are among the slowest, too, and whoever does not ask it goes to other nodes.
         self.late = False
-        self._late_s = 0.0
+        self._late_s, self._n_late = 0.0, 0
         #: Scans under way.
         self.n_open = 0
         self.n_asked = self.n_failed = self.n_hedged = self.n_downs = 0
@@ -154,10 +155,11 @@ class Peer:
 
     def heard(self) -> None:
         """It answered a scan or a search."""
-        self._heard_s, self.late = self._loop.time(), False
+        self._heard_s, self.late, self._n_late = self._loop.time(), False, 0
 
     def mark_late(self) -> None:
         """A scan or a search takes too long."""
+        self._n_late += not self.late
         self._late_s, self.late = self._loop.time(), True
 
     def close(self) -> asyncio.Task[None]:
@@ -187,7 +189,7 @@ class Peer:
                 return
             if error is None:
                 self._heard_s = self._loop.time()
-                self.late = self.late and self._heard_s < self._late_s + LATE_FOR_S
+                self.late = self.late and self._n_late > 1 and self._heard_s < self._late_s + LATE_FOR_S
                 self._n_good += 1
                 if not self.up and self._n_good >= _TO_COME_BACK:
                     self._set_up()

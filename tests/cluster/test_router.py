@@ -124,17 +124,18 @@ def test_a_node_that_answers_pings_and_no_searches_is_asked_last(monkeypatch):
             pings = len(slow.pings)
             until(lambda: len(slow.pings) > pings + 2)
 
-        while not searches([slow]):
+        # Once it may be chance, and a ping ends that.
+        while len(searches([slow])) < 2:
             search_and_wait_for_pings()
         assert router.status()[0]["state"] == "late"
         for _ in range(4):
             search_and_wait_for_pings()
-        assert len(searches([slow])) == 1
+        assert len(searches([slow])) == 2
         # Nobody asks it, so nothing would end that.
         monkeypatch.setattr(peer, "LATE_FOR_S", 0.0)
         until(lambda: router.status()[0]["state"] == "up")
         slow.answers["search"] = encode_answer(FOUND)
-        until(lambda: router.search(QUERY, 3) and len(searches([slow])) > 1)
+        until(lambda: router.search(QUERY, 3) and len(searches([slow])) > 2)
 
 
 def test_what_a_node_says_of_the_nodes_replaces_them_only_where_all_of_it_can_be_used(monkeypatch):
