@@ -50,8 +50,8 @@ from hybridindex.index.rabitq.spec import (
 from hybridindex.index.storage.additions import adding_to_generation, remove_additions
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import OutFile, versions
-from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.index.storage.generation import OutFile
+from hybridindex.index.storage.manifest import LISTS_FILE, versions
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = ["can_take_over", "check_asked", "check_bits", "check_codec", "compress", "remove_codes"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ class Asked(Protocol):
     def done(self, piece: Piece) -> None: ...
 
 
-class Part:
+class Part(ABC):
     """What the pieces of one part have in common."""
 
     __slots__ = ("k", "keep_max", "nodes", "options", "queries")
@@ -69,13 +70,13 @@ class Part:
         """
         self.nodes, self.queries, self.k, self.keep_max, self.options = nodes, queries, k, keep_max, options
 
+    @abstractmethod
     def question(self, rows: I32, probes: I64, beside: npt.NDArray[Any]) -> tuple[str, bytes]:
         """Further options, and the arrays, of some of its queries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self, probes: I64) -> I64:
         """(r,) int64 bytes that are read for each of (r, w) probes, -1 = none."""
-        raise NotImplementedError
 
 
 class ScannedPart(Part):

@@ -15,6 +15,7 @@ import pytest
 
 from hybridindex import errors
 from hybridindex.client import AsyncClient, Client, RetryPolicy
+from tests.unreachable import unreachable
 
 QUERY = np.zeros((1, 4), np.float32)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2000\r\n\r\n"
@@ -175,21 +176,10 @@ def test_addresses_of_a_name_share_the_time_of_a_call(server, monkeypatch):
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
 
-    with socket.socket() as full:
-        full.bind(("127.0.0.2", port))
-        full.listen(0)
-        # They take the places of those who wait to be accepted.
-        waiting = [socket.socket() for _ in range(4)]
-        try:
-            for each in waiting:
-                each.setblocking(False)
-                each.connect_ex(full.getsockname())
-            monkeypatch.setattr(socket, "getaddrinfo", found)
-            with Client(f"http://daemon.example:{port}", timeout_s=1) as client:
-                assert client.status() == {"ok": 1}
-        finally:
-            for each in waiting:
-                each.close()
+    with unreachable("127.0.0.2", port):
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        with Client(f"http://daemon.example:{port}", timeout_s=1) as client:
+            assert client.status() == {"ok": 1}
 
 
 def test_a_name_without_an_address_is_an_error_at_once():

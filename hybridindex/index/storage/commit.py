@@ -12,7 +12,7 @@ import numpy as np
 from hybridindex import filesystem
 from hybridindex.errors import FileError, IndexFormatError
 from hybridindex.index.storage.checksums import digest_bytes, digest_file
-from hybridindex.index.storage.generation import GenerationWriter, OutFile, other_generations, versions
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, other_generations
 from hybridindex.index.storage.list_digests import digest_lists, list_spans, render_digests
 from hybridindex.index.storage.manifest import (
     DIGESTS_FILE,
@@ -25,6 +25,7 @@ from hybridindex.index.storage.manifest import (
     Manifest,
     content_fingerprint,
     parse_manifest,
+    versions,
 )
 from hybridindex.types import I64
 

@@ -17,7 +17,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -586,16 +586,3 @@ def _foreign_entry(path: Path) -> str | None:
         return None if _GENERATION.fullmatch(text.strip()) else CURRENT_FILE
     ours = (name for name in names if not name.startswith(_BUILDING) and not _NEIGHBOURS.fullmatch(name))
     return next((name for name in ours if not _GENERATION.fullmatch(name)), None)
-
-
-def versions() -> Mapping[str, str]:
-    """Versions of the libraries that shape the files."""
-    from importlib import metadata
-
-    found = {}
-    for package in ("hybridindex", "numpy", "faiss-cpu", "faiss-gpu"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -35,6 +35,7 @@ __all__ = [
     "content_fingerprint",
     "parse_manifest",
     "render_manifest",
+    "versions",
 ]
 
 FORMAT = "hybridindex"
@@ -159,3 +160,16 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     if set(manifest.files) != {MODEL_FILE, TABLE_FILE, LISTS_FILE}:
         raise ValueError(f"files are {sorted(manifest.files)}")
     return manifest
+
+
+def versions() -> Mapping[str, str]:
+    """Versions of the libraries that shape the files."""
+    from importlib import metadata
+
+    found = {}
+    for package in ("hybridindex", "numpy", "faiss-cpu", "faiss-gpu"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -14,6 +14,7 @@ from hybridindex.router.remote import connection
 from hybridindex.router.remote.channel import Channel
 from hybridindex.router.remote.connection import Address, Exchange
 from hybridindex.router.remote.frames import ANSWER, CANCEL, HEAD_BYTES, REFUSAL, frame
+from tests.unreachable import unreachable
 
 PATIENCE_S = 20.0
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: hybridindex-scans\r\n\r\n"
@@ -286,25 +287,14 @@ def test_a_connection_that_nobody_takes_is_an_error_soon(monkeypatch):
     monkeypatch.setattr(connection, "_CONNECT_WITHIN_S", 0.3)
 
     async def test():
-        channel = Channel(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{full.getsockname()[1]}", None))
+        channel = Channel(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{port}", None))
         status, _, error = await asked(channel, b"a")
         assert (status, type(error)) == (0, UnreachableError)
         assert "within 0.3 s" in str(error)
         channel.close()
 
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        # They take the places of those who wait to be accepted.
-        waiting = [socket.socket() for _ in range(4)]
-        try:
-            for each in waiting:
-                each.setblocking(False)
-                each.connect_ex(full.getsockname())
-            asyncio.run(test())
-        finally:
-            for each in waiting:
-                each.close()
+    with unreachable() as port:
+        asyncio.run(test())
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
