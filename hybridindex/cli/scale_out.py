@@ -82,7 +82,7 @@ class ClusterOptions:
         if self.node_memory is not None:
             return parse_bytes(self.node_memory)
         memory = profile.hardware.memory_bytes
-        codes = 0 if profile.bits is None else int(profile.list_bytes.sum())
+        codes = 0 if profile.bits is None else profile.nbytes
         if (left := memory * 4 // 5 - codes) < 1:
             raise InvalidInputError(
                 f"the codes of all lists take {readable_bytes(codes)}, and 80% of the profiled memory is "

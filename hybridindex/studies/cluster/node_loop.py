@@ -177,7 +177,7 @@ class _Loop:
         return node.ends[node.n_batches % len(node.ends)]
 
     def _begin(self, node: _Node, now: float) -> None:
-        """What waits, up to the cap."""
+        """What waits, up to the cap. The engine and a slot are free."""
         waiting, cap = node.waiting, self._rules.max_batch
         last = size = 0
         while last < len(waiting) and (not last or cap is None or size + len(waiting[last].requests) <= cap):
@@ -185,7 +185,7 @@ class _Loop:
             last += 1
         if last:
             node.waiting = waiting[last:]
-            self._batch(node, max(now, node.free_s, self._slot_s(node)), waiting[:last], size)
+            self._batch(node, now, waiting[:last], size)
 
     def _batch(self, node: _Node, now: float, tasks: list[_Task], size: int) -> None:
         model, rules, network, spent = self._model, self._rules, self._network, self.spent_s
@@ -266,14 +266,11 @@ class _Loop:
     def _of_size(self, size: int) -> tuple[float, float, float]:
         """Of a batch: seconds of its coarse stage, of merging, and of the host's scan whatever it scans."""
         if size not in self._stages:
-            merge = self._model.merge
+            coarse, merge = self._model.coarse, self._model.merge
+            coarse_s = 0.0 if coarse is None else float(coarse.predict(size))
             merge_s = 0.0 if merge is None else float(merge.predict(size))
-            self._stages[size] = self._coarse_s(size), merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
+            self._stages[size] = coarse_s, merge_s, self._predicted(size, 0, 0, 0.0, 0.0, 0.0, 1.0)
         return self._stages[size]
-
-    def _coarse_s(self, size: int) -> float:
-        coarse = self._model.coarse
-        return 0.0 if coarse is None else float(coarse.predict(size))
 
     def _host(self, visits: list[int], size: int, unions: _Unions | None) -> float:
         """Seconds of the host's scan."""

@@ -99,7 +99,7 @@ class ClusterInputs:
     @property
     def code_bytes(self) -> int:
         """Of all lists, on each node beside its rows; 0 where rows are scanned."""
-        return int(self.analysis.profile.list_bytes.sum()) if self.by_codes else 0
+        return self.analysis.profile.nbytes if self.by_codes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """Which node scans which lists of each request, as the cluster decides it: a *visit* is a request's part on a node.
 
-Of a search by codes, each request has one visit, on the node that answers it; other nodes compare candidates."""
+Of a search by codes, each request has one visit, on the node that answers it; other nodes compare candidates.
+"""
 
 from __future__ import annotations
 

@@ -257,14 +257,14 @@ async def test_who_never_asked_has_none_either():
 
 @running
 async def test_a_channel_that_is_used_stays():
-    async with opened(client_timeout_s=0.4) as (side, end):
-        for number in range(8):
+    async with opened(client_timeout_s=1.5) as (side, end):
+        for number in range(5):
             end.ask(number, b"now")
             assert await end.answer() == (ANSWER, number, 0, b"now")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.4)
         # A scan that takes longer is one, too, and what follows its answer.
         end.ask(9, b"long", b"later")
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
         side.scans.go.set()
         assert await end.answer() == (ANSWER, 9, 0, b"long")
         await asyncio.sleep(0.1)
