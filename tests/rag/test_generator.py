@@ -443,7 +443,7 @@ def test_a_server_whose_head_trickles_is_left(serve, limits, complaint):
     try:
         with pytest.raises(GenerationError, match=complaint):
             collect(server.url, **limits)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
     finally:
         over.set()
 
