@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_read_is_an_error(store: ControlStore, monkeypatc
     def fail(*_):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("hybridindex.store.plans._event", fail)
+    monkeypatch.setattr("hybridindex.store.plans.event_of", fail)
     with pytest.raises(StoreError, match="disk I/O error"):
         list_llm_measurements(store)
 
