@@ -12,6 +12,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from io import RawIOBase
 from typing import Any, Final, cast
 
@@ -66,7 +67,7 @@ class PipeCodec:
         """``classes``: dataclasses with slots and string enums; only these, plain values and arrays are built."""
         self._classes = {(cls.__module__, cls.__qualname__): cls for cls in classes}
         self._reducers: dict[type[Any], Callable[[Any], Any]] = {np.memmap: lambda a: np.asarray(a).__reduce_ex__(5)}
-        self._reducers |= {cls: _reducer(cls) for cls in self._classes.values() if dataclasses.is_dataclass(cls)}
+        self._reducers |= {cls: _reducer(cls) for cls in self._classes.values()}
 
     def encode(self, value: object, known: Mapping[str, object] | None = None) -> list[memoryview]:
         """The parts of a frame; contiguous arrays are not copied.
@@ -105,7 +106,10 @@ class PipeCodec:
 
 
 def _reducer(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """As the class's own ``__reduce__`` would, without looking its fields up for each object."""
+    """As the class's own ``__reduce__`` would, without looking its fields up for each object. Enums by their values: some
+    releases of Python 3.11, as 3.11.2, send a call of ``getattr`` instead."""
+    if issubclass(cls, Enum):
+        return lambda obj: (cls, (obj.value,))
     names = [field.name for field in dataclasses.fields(cls)]
     return lambda obj: (copyreg.__newobj__, (cls,), [getattr(obj, name) for name in names])  # type: ignore[attr-defined]
 

@@ -21,6 +21,10 @@ from hybridindex.refresh.pipe_codec import PipeCodec, read_frame, write_frame
 class Colour(StrEnum):
     RED = "red"
 
+    def __reduce_ex__(self, _):
+        """As of Python 3.11.2, whatever this one does."""
+        return getattr, (type(self), self.name)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
