@@ -14,6 +14,13 @@ cd "$work"
   exit 1
 }
 "$PYTHON" -m venv "$work/clean"
+# The pins of the suite and the demo, by a machine that has neither packages nor settings of its own.
+pins=$(env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null "$work/clean/bin/pip" \
+  install -q --dry-run --disable-pip-version-check -c "$root/constraints.txt" \
+  "$(echo "$work"/dist/*.whl)[device,test,lint,demo]" 2>&1) && pins="found" || case $pins in
+  *ResolutionImpossible*) echo "$pins"; echo "constraints.txt cannot be installed from PyPI alone"; exit 1 ;;
+  *) pins="NOT VERIFIED (no package index)" ;;
+esac
 "$work/clean/bin/pip" install -q --no-compile --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl
 # What it takes on disk without torch and faiss, and without byte code, which Python writes of what it imports.
 megabytes=$(find "$work"/clean/lib/python*/site-packages -type f ! -path '*/site-packages/pip*' \
@@ -43,4 +50,4 @@ for words in demo "build rows.npy idx" "import rows.npy idx" "search idx --queri
 done
 "$work/clean/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "faiss-cpu"
 "$work/clean/bin/hybridindex" doctor > /dev/null
-echo "wheel-check: ok; the core takes $megabytes MB without byte code"
+echo "wheel-check: ok; the core takes $megabytes MB without byte code; pins on PyPI: $pins"
