@@ -106,8 +106,8 @@ class PipeCodec:
 
 
 def _reducer(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """As the class's own ``__reduce__`` would, without looking its fields up for each object. Enums by their values: some
-    releases of Python 3.11, as 3.11.2, send a call of ``getattr`` instead."""
+    """As the class's own ``__reduce__`` would, without looking its fields up for each object. Enums by their values:
+    some releases of Python 3.11, as 3.11.2, send a call of ``getattr`` instead."""
     if issubclass(cls, Enum):
         return lambda obj: (cls, (obj.value,))
     names = [field.name for field in dataclasses.fields(cls)]
