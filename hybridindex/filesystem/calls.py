@@ -99,19 +99,35 @@ def seen(name: str, path: StrPath, *, to: StrPath = "", offset: int = 0, data: m
     return _watcher(Call(name=name, path=os.fspath(path), to=os.fspath(to), offset=offset, data=written))
 
 
-@contextmanager
-def performing(name: str, path: StrPath, *, to: StrPath = "") -> Iterator[None]:
+class performing:  # noqa: N801 - used as contextlib's are
     """Around a call: an OSError inside becomes a FileError that names ``path``.
 
     One without a number is no error of the operating system: a library speaks of the content. It passes.
+
+    No generator: from Python 3.12 on, an error that one translates is in a cycle with the frames of all callers, and so
+    with what they hold.
     """
-    try:
-        seen(name, path, to=to)
-        yield
-    except OSError as error:
-        if error.errno is None or isinstance(error, FileError):
+
+    __slots__ = ("_name", "_path", "_to")
+
+    def __init__(self, name: str, path: StrPath, *, to: StrPath = "") -> None:
+        self._name = name
+        self._path = path
+        self._to = to
+
+    def __enter__(self) -> None:
+        try:
+            seen(self._name, self._path, to=self._to)
+        except OSError as error:
+            self._translate(error)
             raise
-        raise file_error(error, name, path) from error
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._translate(error)
+
+    def _translate(self, error: BaseException | None) -> None:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileError):
+            raise file_error(error, self._name, self._path) from error
 
 
 def stat(path: StrPath) -> os.stat_result:

@@ -85,7 +85,7 @@ class PipeCodec:
         if isinstance(pickler, _Pickler):
             pickler.names = {id(obj): name for name, obj in (known or {}).items()}
         pickler.dump(value)
-        parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        parts = [memoryview(file.getvalue()), *(buffer.raw() for buffer in buffers)]
         if (size := sum(part.nbytes for part in parts)) > MAX_FRAME_BYTES:
             raise InvalidInputError(f"a frame of {size:,} bytes is larger than {MAX_FRAME_BYTES:,}")
         sizes = struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts))

@@ -8,6 +8,7 @@ import math
 import socket
 import time
 from contextlib import contextmanager
+from io import BufferedRWPair
 from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -54,8 +55,8 @@ def node(index, tmp_path_factory):
 
 
 class End:
-    def __init__(self, connected: socket.socket) -> None:
-        self._file = connected.makefile("rwb")
+    def __init__(self, file: BufferedRWPair) -> None:
+        self._file = file
 
     def send(self, data: bytes) -> None:
         self._file.write(data)
@@ -79,8 +80,8 @@ class End:
 @contextmanager
 def connected(node, key=KEY, upgrade="hybridindex-scans"):
     address = urlsplit(node.url)
-    with socket.create_connection((address.hostname, address.port), timeout=20) as raw:
-        end = End(raw)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as raw, raw.makefile("rwb") as file:
+        end = End(file)
         lines = [
             f"host: {address.netloc}",
             f"authorization: Bearer {key}",

@@ -6,6 +6,7 @@ import dataclasses
 import sqlite3
 import sys
 import threading
+from contextlib import closing
 from datetime import datetime, timedelta
 from queue import SimpleQueue
 
@@ -172,7 +173,7 @@ def test_a_store_that_takes_no_events_stops_nothing(make_world):
     world.refresher._updates.commit_served()
     world.serve(1, seed=9, moved=True)
     proposal = world.refresher.propose()
-    with sqlite3.connect(world.store.name.removeprefix("sqlite:///")) as other:
+    with closing(sqlite3.connect(world.store.name.removeprefix("sqlite:///"))) as other, other:
         other.execute("ALTER TABLE events RENAME TO lost")
     world.refresher.propose()
     assert world.refresher.status().store_errors == 1

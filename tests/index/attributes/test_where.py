@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 
 import numpy as np
@@ -44,7 +45,7 @@ COLUMNS = columns()
 
 def by_sqlite(text, columns):
     plain = {name: column.to_pylist() for name, column in columns.items() if name in ("year", "score", "lang", "open")}
-    with sqlite3.connect(":memory:") as store:
+    with closing(sqlite3.connect(":memory:")) as store, store:
         store.execute("PRAGMA case_sensitive_like = ON")
         store.execute(f"CREATE TABLE t ({', '.join(plain)})")
         store.executemany(f"INSERT INTO t VALUES ({', '.join('?' * len(plain))})", zip(*plain.values(), strict=True))

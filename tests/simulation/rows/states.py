@@ -111,7 +111,7 @@ class States:
         """Ids of the newest state nearest to a query of the pool."""
         parts = [*self._frozen.values(), *self._added.values()]
         ids, rows = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-        # No product of a temporary array: numpy looks at the C stack for it, which ends in a greenlet (Python 3.13 crashes).
+        # No product of a temporary array: numpy then looks at the C stack, which crashes in greenlets of Python 3.13.
         apart = rows - self._pool[query]
         found: list[int] = ids[np.argsort(np.einsum("ij,ij->i", apart, apart))[:n]].tolist()
         return found
