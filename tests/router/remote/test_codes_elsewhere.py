@@ -294,10 +294,10 @@ def test_lookahead_brings_codes_of_all_lists_and_rows_of_those_that_are_here(ind
 
 
 def test_a_router_ends_when_others_have_compared(index, whole):
-    with codes(index.path, spread(2, 1)) as nodes, ThreadPoolExecutor(1) as pool:
+    with codes(index.path, spread(2, 1)) as nodes:
         nodes[1].delay_s = 0.5
         queries = clustered(4)
-        found = pool.submit(nodes[0].router.search, queries, K, NPROBE)
+        found = nodes[0].router.submit(queries, K, NPROBE)
         until(lambda: nodes[0].remote._n_open > 0)
         nodes[0].router.close()
         assert found.done()
