@@ -18,7 +18,7 @@ cd "$work"
 pins=$(env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null "$work/clean/bin/pip" \
   install -q --dry-run --disable-pip-version-check -c "$root/constraints.txt" \
   "$(echo "$work"/dist/*.whl)[device,test,lint,demo]" 2>&1) && pins="found" || case $pins in
-  *ResolutionImpossible*) echo "$pins"; echo "constraints.txt cannot be installed from PyPI alone"; exit 1 ;;
+  *ResolutionImpossible* | *"from versions: "[0-9]*) echo "$pins"; echo "PyPI cannot install constraints.txt"; exit 1 ;;
   *) pins="NOT VERIFIED (no package index)" ;;
 esac
 "$work/clean/bin/pip" install -q --no-compile --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -124,7 +123,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
         ("UPDATE about SET value = 5 WHERE name = 'mean'", "is damaged"),
     ):
         write(path, Document(id=1, text="a"))
-        with closing(sqlite3.connect(path)) as db, db:
+        with sqlite3.connect(path) as db:
             db.execute(change)
         db.close()
         with pytest.raises(DocumentStoreError, match=complaint):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import string
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ def test_windows_and_shifts_are_counted_as_the_store_counts(source, subwords):
 
 
 def test_a_store_that_does_not_name_its_tokens_is_counted_alike(source, subwords):
-    with closing(sqlite3.connect(subwords)) as db, db:
+    with sqlite3.connect(subwords) as db:
         db.execute("DELETE FROM about WHERE name = 'tokenizer'")
     db.close()
     with DocumentStore(subwords) as store:

@@ -11,7 +11,6 @@ import stat
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ def test_a_new_version_can_be_drafted(sqlite_path: Path, tmp_path: Path) -> None
         command.revision(config, "add it again", autogenerate=True, rev_id=NEXT)
     engine.dispose()
     assert upgrade(sqlite_path, scripts) == NEXT
-    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
+    with sqlite3.connect(sqlite_path) as connection:
         found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'ix_profiles_index_fingerprint'")
         assert found.fetchone() == (1,)
     connection.close()
@@ -209,7 +208,7 @@ def test_rows_of_the_first_version_with_digests_are_whole(sqlite_path: Path, tmp
     later = [p.name for p in (SCRIPTS / "versions").glob("[0-9]*.py") if p.name > "0007"]
     shutil.copytree(SCRIPTS, sixth, ignore=shutil.ignore_patterns("__pycache__", *later))
     assert upgrade(sqlite_path, sixth) == "0006"
-    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
+    with sqlite3.connect(sqlite_path) as connection:
         connection.executescript(Path(__file__).with_name("rows_0006.sql").read_text())
     connection.close()
     with ControlStore.open(sqlite_path) as store:
@@ -225,7 +224,7 @@ def test_a_version_that_changes_rows_drops_their_digests(sqlite_path: Path, tmp_
     digest = "" if forgets else ", digest = NULL"
     later = scripts_with(tmp_path, f"""op.execute("UPDATE events SET data = '{{}}'{digest}")""")
     assert upgrade(sqlite_path, later) == NEXT
-    with closing(sqlite3.connect(sqlite_path)) as connection, connection:
+    with sqlite3.connect(sqlite_path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (HEAD,))
     connection.close()
     with ControlStore.open(sqlite_path) as store:
@@ -310,7 +309,7 @@ def test_other_files_are_refused_by_name_and_untouched(tmp_path: Path) -> None:
     assert stat.S_IMODE(page.stat().st_mode) == 0o644
 
     foreign = tmp_path / "foreign.sqlite"
-    with closing(sqlite3.connect(foreign)) as connection, connection:
+    with sqlite3.connect(foreign) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
         connection.execute("INSERT INTO alembic_version VALUES ('abc')")
     connection.close()

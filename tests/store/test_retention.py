@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -122,7 +121,7 @@ def test_a_damaged_event_of_the_current_plan_costs_no_plan(sqlite_path):
     with ControlStore.open(sqlite_path) as store:
         current, *others = (save(store)[1] for _ in range(4))
         make_current(store, current)
-        with closing(sqlite3.connect(sqlite_path)) as connection, connection:
+        with sqlite3.connect(sqlite_path) as connection:
             connection.execute("UPDATE events SET data = replace(data, '1', '2')")
         connection.close()
         with pytest.raises(StoreError, match=r"event 1 \(plan_current\): damaged, .* or apply the plan again"):

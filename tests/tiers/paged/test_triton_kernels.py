@@ -41,8 +41,9 @@ print(json.dumps(found))
 def compiler():
     """Of triton, for NVIDIA's GPUs."""
     bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    if not os.access(os.environ.get("TRITON_PTXAS_PATH", bundled), os.X_OK):
-        pytest.skip(f"triton's assembler cannot be run: {bundled}")
+    assembler = os.environ.get("TRITON_PTXAS_PATH", bundled)
+    if not os.access(assembler, os.X_OK):
+        pytest.skip(f"triton's assembler cannot be run: {assembler}")
 
 
 # Among the slowest: each goes through the real compiler some twenty times. The rest of the table is the benchmark's.
