@@ -9,15 +9,13 @@ files.
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
-import weakref
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from hybridindex import filesystem
@@ -60,8 +58,6 @@ class OpenedStore:
         before = _files(location.path)
         #: Of SQLite: while one connection is open, it keeps the files beside the database.
         self._kept = engine.raw_connection() if location.path is not None else None
-        # Where nobody closes it. A child of a fork leaves the connections of its parent alone.
-        weakref.finalize(self, _disconnect, self._kept, engine, of=os.getpid()).atexit = False
         try:
             if self._kept is not None:
                 # They are made by the first read.
@@ -119,7 +115,9 @@ class OpenedStore:
 
     def disconnect(self) -> None:
         """Closes connections, and leaves all files as they are."""
-        _disconnect(self._kept, self.engine, of=os.getpid())
+        if self._kept is not None:
+            self._kept.close()
+        self.engine.dispose()
 
     def _left(self, now: dict[str, _Identity]) -> list[str]:
         """Files beside the database that are still there, while it is not."""
@@ -141,14 +139,6 @@ class OpenedStore:
                 filesystem.replace(file, next(name for name in aside if not filesystem.exists(name)))
             else:
                 filesystem.unlink(file)
-
-
-def _disconnect(kept: PoolProxiedConnection | None, engine: Engine, *, of: int) -> None:
-    """``of``: the process that opened them."""
-    if os.getpid() == of:
-        if kept is not None:
-            kept.close()
-        engine.dispose()
 
 
 def _files(path: Path | None) -> dict[str, _Identity]:

@@ -437,7 +437,8 @@ def test_full_disk_is_an_error_and_leaves_nothing(sqlite_path: Path, profile_of:
         def no_more_pages(connection: Any, record: object) -> None:
             connection.execute("PRAGMA max_page_count=1")  # SQLite takes the present size
 
-        store._opened.engine.dispose()
+        # Of the pool alone: a new pool would not close the connection that is out of this one.
+        store._opened.engine.pool.dispose()
         with pytest.raises(StoreError, match=r"control\.sqlite: the disk is full; nothing was written"):
             store.save_profile(profile_of(nlist=5000))
         assert [p.id for p in store.list_profiles()] == [saved.id]
