@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from hybridindex.errors import OverloadedError, ReloadError
@@ -22,91 +22,59 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
-#: Time between two looks for another generation, where that is followed.
+#: Time between two checks for another generation, where that is followed.
 _FOLLOW_S = 1.0
-#: Time between two looks whether rows were compacted into another generation.
+#: Time between two checks for a generation into which rows were compacted.
 _COMPACTED_S = 0.5
-#: Time between two looks whether the control store is open and in its place.
+#: Time between two checks that the control store is open and in its place.
 _STORE_S = 2.0
+
+
+async def _repeat(every_s: float, what: str, step: Callable[[], Awaitable[None]]) -> None:
+    """Runs ``step`` every ``every_s`` seconds until it is cancelled; no failure ends it."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await step()
+        except OverloadedError as error:
+            _log.info("%s must wait: %s", what, error)
+        except ReloadError:
+            pass  # the reload logged and counted it, and the status shows it
+        except Exception:  # noqa: BLE001 - the next step must come
+            _log.exception("%s failed; it is tried again", what)
 
 
 @contextlib.asynccontextmanager
 async def keep_running(service: Service, series: Series, calls: StoreCalls) -> AsyncIterator[None]:
+    """Runs a service's periodic work while the context is open; the service is warmed up meanwhile."""
     watch = DeviceWatch(service)
 
     async def sample() -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_S)
-            try:
-                await asyncio.to_thread(series.sample)
-            except Exception:  # noqa: BLE001 - one sample is missing; searches go on
-                _log.exception("a sample could not be taken; the next one is tried")
+        await asyncio.to_thread(series.sample)
 
     async def watch_devices() -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_S)
-            try:
-                await calls.read("", watch.look)
-            except OverloadedError as error:
-                _log.info("devices are looked at later: %s", error)
-            except Exception:  # noqa: BLE001 - the next event must be recorded
-                _log.exception("devices could not be looked at; it is tried again")
+        await calls.read("", watch.look)
 
     async def sweep() -> None:
-        while True:
-            await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
-            try:
-                await asyncio.to_thread(service.sessions.sweep)
-                await asyncio.to_thread(service.generations.close_unused)
-            except Exception:  # noqa: BLE001 - the next sweep must come
-                _log.exception("sessions could not be swept; it is tried again")
+        await asyncio.to_thread(service.sessions.sweep)
+        await asyncio.to_thread(service.generations.close_unused)
 
     async def follow() -> None:
-        while True:
-            await asyncio.sleep(_FOLLOW_S)
-            try:
-                if await asyncio.to_thread(service.generations.changed):
-                    await calls.change("", service.reload, "auto")
-            except OverloadedError as error:
-                _log.info("another generation is there, and waits: %s", error)
-            except ReloadError:
-                pass  # it is logged, counted and in the status
-            except Exception:  # noqa: BLE001 - the next generation must be seen
-                _log.exception("the index could not be looked at; it is tried again")
+        if await asyncio.to_thread(service.generations.changed):
+            await calls.change("", service.reload, "auto")
 
     async def follow_compactions() -> None:
-        while True:
-            await asyncio.sleep(_COMPACTED_S)
-            try:
-                if await asyncio.to_thread(_compacted, service):
-                    await calls.change("", service.reload, "compaction")
-            except OverloadedError as error:
-                _log.info("a compacted generation is there, and waits: %s", error)
-            except ReloadError:
-                pass  # as above
-            except Exception:  # noqa: BLE001 - the next generation must be seen
-                _log.exception("the index could not be looked at; it is tried again")
+        if await asyncio.to_thread(_compacted, service):
+            await calls.change("", service.reload, "compaction")
 
     async def leave_writing(members: Members) -> None:
-        while True:
-            await asyncio.sleep(_FOLLOW_S)
-            member = members.current
-            if service.rows.keeps and member.changes.writer() != member.remote.name:
-                try:
-                    await asyncio.to_thread(service.rows.let_go)
-                except Exception:  # noqa: BLE001 - another node waits for it
-                    _log.exception("the right to write could not be given up; it is tried again")
+        member = members.current
+        if service.rows.keeps and member.changes.writer() != member.remote.name:
+            await asyncio.to_thread(service.rows.let_go)
 
     async def keep_store() -> None:
-        while True:
-            await asyncio.sleep(_STORE_S)
-            try:
-                if await calls.read("", service.store_changed):
-                    await calls.change("", service.take_up_store)
-            except OverloadedError as error:
-                _log.info("the control store is looked at later: %s", error)
-            except Exception:  # noqa: BLE001 - no failure ends the looks; the next one tries again
-                _log.exception("the control store could not be looked at; it is tried again")
+        if await calls.read("", service.store_changed):
+            await calls.change("", service.take_up_store)
 
     async def warm_up() -> None:
         try:
@@ -116,12 +84,18 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
             raise
 
     service.start()
-    endless = [sweep(), sample(), watch_devices(), keep_store(), follow_compactions()]
-    endless.append(prune_now_and_then(service, partial(calls.read, "")))
+    endless = [
+        _repeat(min(10.0, service.config.limits.session_ttl_s / 4), "closing unused sessions and generations", sweep),
+        _repeat(_SAMPLE_S, "taking a sample", sample),
+        _repeat(_SAMPLE_S, "checking the devices", watch_devices),
+        _repeat(_STORE_S, "checking the control store", keep_store),
+        _repeat(_COMPACTED_S, "checking for a compacted generation", follow_compactions),
+        prune_now_and_then(service, partial(calls.read, "")),
+    ]
     if service.members is not None:
-        endless.append(leave_writing(service.members))
+        endless.append(_repeat(_FOLLOW_S, "giving up the right to write", partial(leave_writing, service.members)))
     if service.config.reload == "auto":
-        endless.append(follow())
+        endless.append(_repeat(_FOLLOW_S, "checking for another generation", follow))
     tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]
     try:
         yield

@@ -64,8 +64,8 @@ def test_upkeep_that_finds_the_line_full_comes_later(service, monkeypatch, caplo
 
     asyncio.run(run())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "devices are looked at later: 64 calls wait" in caplog.text
-    assert "the control store is looked at later: 64 calls wait" in caplog.text
+    assert "checking the devices must wait: 64 calls wait" in caplog.text
+    assert "checking the control store must wait: 64 calls wait" in caplog.text
 
 
 def test_calls_that_wait_for_the_store_are_shared_between_clients():
