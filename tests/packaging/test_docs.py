@@ -307,7 +307,7 @@ def test_a_decision_says_whether_it_stands(decision):
     assert status
 
 
-_THREAD = r'(?:name=f?|ThreadPoolExecutor\(\w+, )"(hybridindex-[a-z-]+)'
+_THREAD = r'(?:name=f?|prefix=|ThreadPoolExecutor\(\w+, )"(hybridindex-[a-z-]+)'
 
 
 def test_threads_are_those_of_the_code():
