@@ -25,7 +25,7 @@ DOCUMENTS = {
         f"{name}.md": ROOT / "docs" / f"{name}.md"
         for name in (
             *("cluster", "compressed", "filters", "lookahead", "numbers", "performance", "reproduction"),
-            *("rag", "simulator", "updates", "vllm"),
+            *("rag", "service", "simulator", "updates", "vllm"),
         )
     },
 }
