@@ -45,11 +45,6 @@ class WritersClaim:
             return False
         return (found.st_dev, found.st_ino) == folder
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether this process has it until somebody gives it back."""
-        return bool(self._kept_since)
-
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
         """For one change.

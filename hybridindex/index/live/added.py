@@ -127,11 +127,6 @@ class AddedRows:
         return row_id in self._list_of
 
     @property
-    def n_ever(self) -> int:
-        """Rows that were ever added."""
-        return self._n_ever
-
-    @property
     def nbytes(self) -> int:
         """Of extents and attributes, those of rows that are gone included."""
         return self._free + self._attributes.nbytes

@@ -74,8 +74,7 @@ class LogPart:
     """What was read."""
 
     changes: list[Change]
-    #: So many of these, the first, say together all that had changed until change ``base``.
-    n_state: int
+    #: The first of these say together all that had changed until change ``base``.
     base: int
     #: Where it ends.
     place: LogPlace
@@ -154,7 +153,7 @@ class LogFile:
         try:
             raw = filesystem.read_bytes(self.path)
         except MissingFileError:
-            return LogPart(changes=[], n_state=0, base=self._first, place=LogPlace(0, self._first, 0), torn=0)
+            return LogPart(changes=[], base=self._first, place=LogPlace(0, self._first, 0), torn=0)
         except FileError as error:
             raise unreadable(error, self.path) from error
         number, n_state, check = self._head(raw)
@@ -170,7 +169,7 @@ class LogFile:
                 "behind that; those between are lost, so that rows would be missing or come back: restore the file, "
                 f"or cut it there (truncate -s {place.end} {self.path.name}) and repeat what was changed since"
             )
-        return LogPart(changes=changes, n_state=n_state, base=number, place=place, torn=len(raw) - place.end)
+        return LogPart(changes=changes, base=number, place=place, torn=len(raw) - place.end)
 
     def read_on(self, place: LogPlace) -> LogPart:
         """What comes behind ``place``, of a file that was not replaced since.
@@ -186,7 +185,7 @@ class LogFile:
             raise unreadable(error, self.path) from error
         changes, found = self._records(raw, place, place.end, 0)
         torn = len(raw) - (found.end - place.end)
-        return LogPart(changes=changes, n_state=0, base=place.number, place=found, torn=torn)
+        return LogPart(changes=changes, base=place.number, place=found, torn=torn)
 
     def append(
         self, changes: Sequence[Change], place: LogPlace, *, sync: bool = True, on_disk: int | None = None
