@@ -360,7 +360,7 @@ class DocumentStore:
                 )
                 for row in rows
             ]
-        except (sqlite3.Error, ValueError, OverflowError) as error:
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
             cure = f"write it anew, or, if its bytes are whole, {_DISK}"
             raise DocumentStoreError(f"{self._path} cannot be read ({error}): {cure}") from error
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from hybridindex.bearer import bearer
 from hybridindex.client.exchange import Waits, bound_each_wait
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.llm.addresses import base_url
 from hybridindex.llm.events import EventReader, events_of, shown
 from hybridindex.llm.models import names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
@@ -132,7 +133,7 @@ class OpenAIGenerator:
         """Connects when first used.
 
         Args:
-            url: of the server, with or without ``/v1``.
+            url: of the server, with or without ``/v1``, and without a name and a password.
             model: as the server names it; empty: the only one that it serves, asked for once.
             key: an API key of visible ASCII characters, sent as a bearer token.
             mode: "chat" for models with a chat template, "completions" for plain text.
@@ -146,15 +147,13 @@ class OpenAIGenerator:
             import httpx
         except ImportError as error:
             raise MissingDependencyError(f"a generator needs httpx: {how_to_install('client')}") from error
-        if not url.startswith(("http://", "https://")):
-            raise InvalidInputError(f"url is {url!r}; expected http://host:port or https://…")
         if mode not in ("chat", "completions"):
             raise InvalidInputError(f"mode is {mode!r}; expected 'chat' or 'completions'")
         for name, value in (("timeout_s", timeout_s), ("idle_s", idle_s)):
             if not 0 < value <= 86_400:
                 raise InvalidInputError(f"{name} is {value!r}; expected seconds above 0, a day at most")
         self._httpx = httpx
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = base_url(url)
         self._model = model
         self._mode = mode
         self._sampling = (sampling or Sampling()).fields()
@@ -272,7 +271,7 @@ class OpenAIGenerator:
                 raise ValueError("the prompt is not echoed")
             inside = [v for place, v in zip(places, values, strict=True) if len(prompt) <= place < len(text)]
             return tuple(float(v) for v in inside)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise GenerationError(
                 f"{self._url} gave no probabilities of the prompt ({error!r}); expected a server that echoes prompts, "
                 "as vLLM does and llama.cpp does not"
@@ -340,7 +339,7 @@ class OpenAIGenerator:
             if self._timeout_s < self._idle_s:
                 raise self._too_long() from error
             raise self._silent() from error
-        except self._httpx.HTTPError as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             what = f"{self._url} broke off within its answer" if begun else f"no answer from {self._url}"
             raise GenerationError(f"{what} ({error or type(error).__name__})") from error
 

@@ -110,5 +110,5 @@ def _parse_npy(image: bytearray, name: str) -> npt.NDArray[Any]:
             raise ValueError(f"shape {shape} of {dtype} does not match {len(image) - offset} bytes")
         flat = np.frombuffer(image, dtype=dtype, count=count, offset=offset) if count else np.empty(0, dtype)
         return flat.reshape(shape).astype(dtype.newbyteorder("="), copy=False)
-    except (ValueError, TypeError, SyntaxError, EOFError) as error:
+    except Exception as error:  # numpy parses the header as Python, and raises what the parser does
         raise StoreError(f"{name}: corrupt blob, {error}") from error

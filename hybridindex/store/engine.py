@@ -59,7 +59,9 @@ def locate(url_or_path: str | os.PathLike[str]) -> Location:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
         raise InvalidInputError("store address: not a URL that can be read; give a path or postgresql://…") from error
-    shown = url.render_as_string(hide_password=True)
+    # Of a server, a password may stand in the query, too.
+    bare = url if url.get_backend_name() == "sqlite" else url.set(query={})
+    shown = bare.render_as_string(hide_password=True)
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         url = url.set(drivername="postgresql+psycopg")
         return Location(backend="postgresql", url=url, name=shown, path=None)

@@ -15,17 +15,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from hybridindex.bearer import bearer
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
+from hybridindex.llm.addresses import base_url
 from hybridindex.llm.events import EventReader, parse_object, shown
 from hybridindex.llm.models import max_tokens_of, names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
 from hybridindex.profiler.llm.metrics import CacheState, read_cache_state
 from hybridindex.profiler.llm.stream import chunk_of
 
-__all__ = ["Answer", "LLMServer", "ServedModel", "base_url"]
+__all__ = ["Answer", "LLMServer", "ServedModel"]
 
 #: Answers that are not streamed: model lists, metrics, errors.
 _MAX_BODY_BYTES: Final = 8 << 20
@@ -64,22 +64,6 @@ class Answer:
     per_token_s: float
     input_tokens: int | None
     output_tokens: int
-
-
-def base_url(url: str) -> str:
-    """Scheme, host, port and path without a trailing ``/v1``.
-
-    Raises:
-        InvalidInputError: no http or https address, or one with a password, query or fragment.
-    """
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or parts.username or parts.password or parts.query or parts.fragment:
-        raise InvalidInputError(f"url is {shown(url)}; expected http://host:port or https://host:port, and no password")
-    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix(_ROOT).rstrip("/")
 
 
 class LLMServer:

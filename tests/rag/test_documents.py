@@ -141,6 +141,16 @@ def test_a_flipped_page_is_an_error_when_it_is_read(tmp_path):
         store.read(range(200))
 
 
+def test_tokens_that_are_no_bytes_are_an_error_when_they_are_read(tmp_path):
+    path = tmp_path / "d.sqlite"
+    write(path, Document(id=1, text="a"))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE passages SET starts = 5")
+    db.close()
+    with DocumentStore(path) as store, pytest.raises(DocumentStoreError, match="cannot be read"):
+        store.read([1])
+
+
 def test_a_shift_drops_what_is_stale_and_appends_what_follows(documents):
     words = [text.split() for text in texts()]
     assert shift_passage(documents, ids()[0], 0) == texts()[0]

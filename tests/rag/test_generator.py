@@ -351,7 +351,9 @@ def test_a_text_is_scored_after_its_prompt(serve):
     assert server.asked[0][1]["echo"] is True
 
 
-@pytest.mark.parametrize("answer", [b"", b"{}", b'{"choices": [{"logprobs": null}]}', b'{"choices": []}'])
+@pytest.mark.parametrize(
+    "answer", [b"", b"{}", b'{"choices": [{"logprobs": null}]}', b'{"choices": []}', b"[" * 100_000]
+)
 def test_servers_that_do_not_echo(serve, answer):
     server = serve(lambda h, _: (h.send_response(200), h.end_headers(), h.wfile.write(answer)))
     with OpenAIGenerator(server.url, model="m") as generator, pytest.raises(GenerationError, match="no probabilities"):

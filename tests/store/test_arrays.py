@@ -112,6 +112,12 @@ def test_shape_that_lies_costs_no_memory() -> None:
         decode_array(blob_of(image))
 
 
+def test_a_deep_header_is_refused() -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"-" * 5000 + b"1}\n"
+    with pytest.raises(StoreError, match="array: corrupt blob"):
+        decode_array(blob_of(np.lib.format.magic(1, 0) + len(header).to_bytes(2, "little") + header))
+
+
 def test_expected_type_and_shape_are_checked() -> None:
     blob = encode_array(np.zeros((3, 2), np.int32))
     assert decode_array(blob, dtype="int32", shape=(None, 2)).shape == (3, 2)

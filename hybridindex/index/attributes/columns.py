@@ -174,8 +174,12 @@ def read_table(path: Path) -> Any:
     if read is None:
         raise InvalidInputError(f"{path} is no table; expected a file with one of the endings {', '.join(readers)}")
     try:
-        return read()
-    except (OSError, pa.ArrowException) as error:
+        table = read()
+        # Arrow takes a file's offsets as they are: wrong ones lead out of its memory.
+        table.validate(full=True)
+        _ = table.column_names
+        return table
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InvalidInputError(f"{path} cannot be read as {path.suffix}: {error}") from None
 
 

@@ -78,9 +78,10 @@ def parse_spec(raw: bytes, where: str) -> AttributeSpec:
     try:
         said = {name: value for name, value in content.items() if name not in ("format", "format_version")}
         spec = AttributeSpec(**{**said, "columns": dict(content["columns"])})
+        are_known = set(spec.columns.values()) <= set(ATTRIBUTE_KINDS)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptIndexError(f"{where} is no description of attributes: {error!r}") from error
-    if spec.file != arrow_name(spec.file_xxh3_128) or not set(spec.columns.values()) <= set(ATTRIBUTE_KINDS):
+    if spec.file != arrow_name(spec.file_xxh3_128) or not are_known:
         raise CorruptIndexError(f"{where} names {spec.file!r} with columns {spec.columns!r}")
     return spec
 

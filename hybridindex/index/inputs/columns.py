@@ -34,14 +34,11 @@ def open_parquet(path: Path, file: VectorFile) -> Batches:
     pa = _require_pyarrow(path)
     import pyarrow.parquet as pq
 
-    with _readable(pa, path):
+    with contextlib.ExitStack() as owned, _readable(pa, path):
         # In small reads: a row group can be larger than the memory.
-        opened = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-    try:
+        opened = owned.enter_context(pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False))
         columns = _choose(pa, path, opened.schema_arrow, file)
-    except BaseException:
-        opened.close()
-        raise
+        owned.pop_all()
 
     def parts() -> Generator[Any]:
         with opened:
@@ -141,6 +138,9 @@ def _rows(pa: Any, path: Path, parts: Generator[Any], columns: tuple[str, ...]) 
         for part in parts:
             if not len(part):
                 continue
+            for name in columns:
+                # Arrow takes a file's offsets as they are: wrong ones lead out of its memory.
+                part.column(name).validate(full=True)
             x = _matrix(pa, part.column(columns[0]), start, f"{path}, column {columns[0]!r}", dim)
             ids = None if len(columns) == 1 else _ids(part.column(columns[1]), start, f"{path}, column {columns[1]!r}")
             start, dim = start + len(x), x.shape[1]

@@ -29,7 +29,7 @@ def open_hdf5(path: Path, file: VectorFile) -> Batches:
         raise MissingDependencyError(f"h5py is needed to read {path}: {how_to_install('formats')}") from error
     with contextlib.ExitStack() as owned, _readable(path):
         opened = owned.enter_context(h5py.File(path, "r"))
-        vectors = _vectors_of(h5py, opened, path, file.column)
+        vectors = _own(opened, _vectors_of(h5py, opened, path, file.column), path)
         ids = None if file.ids_column is None else _ids_of(h5py, opened, path, file.ids_column, len(vectors))
         kept = owned.pop_all()
 
@@ -54,6 +54,14 @@ def _readable(path: Path) -> Iterator[None]:
         raise InvalidInputError(f"vectors {str(path)!r} cannot be read as HDF5: {error}") from error
 
 
+def _own(opened: Any, dataset: Any, path: Path) -> Any:
+    """A dataset of the file ``opened``. Raises InvalidInputError where its numbers lie in other files: a crafted file
+    could name any file of this machine."""
+    if dataset.file.filename != opened.filename or dataset.external or dataset.is_virtual:
+        raise InvalidInputError(f"{path}: dataset {dataset.name!r} keeps its numbers in other files; expected none")
+    return dataset
+
+
 def _vectors_of(h5py: Any, opened: Any, path: Path, name: str | None) -> Any:
     there: dict[str, Any] = {}
     opened.visititems(lambda inner, item: there.update({inner: item}) if isinstance(item, h5py.Dataset) else None)
@@ -76,4 +84,4 @@ def _ids_of(h5py: Any, opened: Any, path: Path, name: str, n: int) -> Any:
         raise InvalidInputError(f"{path} has no dataset {name!r} of ids")
     if ids.dtype.kind not in "iu" or ids.shape != (n,):
         raise InvalidInputError(f"{path}: dataset {name!r} of ids is {ids.shape} {ids.dtype}; expected ({n},) integers")
-    return ids
+    return _own(opened, ids, path)

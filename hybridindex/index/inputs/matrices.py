@@ -41,7 +41,7 @@ def map_npy(path: Path, dtype: str | None = None) -> np.ndarray[Any, Any]:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileError as error:
         raise cannot_read(error, "vectors", path) from error
-    except (EOFError, ValueError) as error:
+    except Exception as error:  # numpy parses the header as Python, and raises what the parser does
         raise InvalidInputError(
             f"vectors {str(path)!r} is not a readable .npy file of numbers ({why_no_npy(path, error)}); expected that, "
             "or a file with the ending of its format (.fvecs, .bvecs, .parquet, .arrow, .feather, .h5, .hdf5)"

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -206,4 +207,9 @@ def _from_content(content: dict[str, Any]) -> RabitqSpec:
     shape = (len(spec.candidates.k), len(spec.candidates.nprobe))
     if min(shape) < 1 or np.array(spec.candidates.r).shape != shape:
         raise ValueError(f"candidates are not {shape[0]} rows of {shape[1]}")
+    numbers = (*spec.candidates.k, *spec.candidates.nprobe, *chain.from_iterable(spec.candidates.r))
+    if not all(type(number) is int and number >= 1 for number in numbers):
+        raise ValueError("candidates are no numbers of 1 or more")
+    if type(spec.seed) is not int or not 0 <= spec.seed < 1 << 64:
+        raise ValueError(f"seed is {spec.seed!r}")
     return spec

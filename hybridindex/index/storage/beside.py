@@ -178,7 +178,8 @@ def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
         is_still: nobody changes it, or may write beside it.
 
     Raises:
-        CorruptIndexError: it is not there. BuildError: it cannot be copied. FileError.
+        CorruptIndexError: it is not there, or, with ``is_still``, lies elsewhere. BuildError: it cannot be copied.
+        FileError.
     """
     nbytes = 0
     if missing := missing_shared(folder):
@@ -186,6 +187,8 @@ def copy_shared(folder: Path, to: Path, *, is_still: bool = False) -> int:
     for name in SHARED_FILES:
         if filesystem.is_link(folder / name):
             file = (folder / name).resolve()
+            if is_still and (file.parent != folder.parent.resolve() or not _pattern(name).fullmatch(file.name)):
+                raise CorruptIndexError(f"{folder / name} leads to {file}; expected a file of the snapshot's own")
             copy = to.parent / file.name
             # Or else without what is in its log alone.
             log = file.with_name(f"{file.name}-wal")

@@ -6,6 +6,7 @@ The file is JSON with a digest of itself, see :mod:`hybridindex.index.storage.si
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -40,6 +41,7 @@ __all__ = [
 
 FORMAT = "hybridindex"
 FORMAT_VERSION = 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.faiss"
 TABLE_FILE = "lists.idx.npy"
@@ -142,7 +144,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     content = parse_signed(raw, where, FORMAT, FORMAT_VERSION, cure="upgrade it")
     try:
         return _from_content(content)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptIndexError(f"{where} lacks or misstates a field: {error}") from error
 
 
@@ -159,6 +161,10 @@ def _from_content(content: dict[str, Any]) -> Manifest:
         raise ValueError(f"metric {manifest.metric!r} or layout {manifest.layout!r} is unknown")
     if set(manifest.files) != {MODEL_FILE, TABLE_FILE, LISTS_FILE}:
         raise ValueError(f"files are {sorted(manifest.files)}")
+    if not all(_DIGEST.fullmatch(entry.xxh3_128) for entry in manifest.files.values()):
+        raise ValueError("a digest is not 32 hexadecimal digits")
+    if not isinstance(manifest.codec, str) or not isinstance(manifest.notes, dict):
+        raise ValueError("codec is no text, or notes are no object")
     return manifest
 
 

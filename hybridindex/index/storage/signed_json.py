@@ -39,7 +39,7 @@ def parse_signed(raw: bytes, where: str, format_name: str, newest: int, *, cure:
     """
     try:
         content = json.loads(raw.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptIndexError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != format_name:
         raise UnsupportedIndexError(f"{where} is not a {format_name} file")

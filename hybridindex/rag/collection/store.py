@@ -395,14 +395,25 @@ class LiveDocuments(DocumentStore):
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
         """By row, of those that are there."""
         found = self._rows(f"SELECT {_COLUMNS} {_FROM} WHERE p.id IN ({{}})", [int(row) for row in ids])
-        return {row[0]: _item(row) for row in found}
+        return dict(zip((row[0] for row in found), self._items(found), strict=True))
 
     def all_items(self, batch: int = 1000) -> Iterator[Item]:
         """By row; what comes meanwhile may be among them."""
         last = -1
         while found := self._rows(f"SELECT {_COLUMNS} {_FROM} WHERE p.id > {last} ORDER BY p.id LIMIT {batch}"):
             last = int(found[-1][0])
-            yield from map(_item, found)
+            yield from self._items(found)
+
+    def _items(self, found: Sequence[tuple[Any, ...]]) -> Iterator[Item]:
+        for row in found:
+            try:
+                item = _item(row)
+            except (ValueError, TypeError, RecursionError) as error:  # of JSON
+                raise DocumentStoreError(
+                    f"{self._path}: the metadata of passage {row[0]} are damaged ({error}); restore the file, or "
+                    "delete the passage and add it again"
+                ) from error
+            yield item
 
     def all_ids(self, *, rowed: bool = False) -> I64:
         """(n,) int64 ascending; ``rowed``: of those that shall have rows."""

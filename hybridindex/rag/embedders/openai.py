@@ -16,6 +16,7 @@ import numpy as np
 from hybridindex.bearer import bearer
 from hybridindex.client.exchange import Waits, bound_each_wait
 from hybridindex.errors import EmbeddingError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.llm.addresses import base_url
 from hybridindex.llm.events import parse_object, shown
 from hybridindex.llm.refusals import refusal_of
 from hybridindex.rag.embed import normalize
@@ -72,7 +73,7 @@ class OpenAIEmbedder:
         """Connects when first used.
 
         Args:
-            url: of the server, with or without ``/v1``.
+            url: of the server, with or without ``/v1``, and without a name and a password.
             model: as the server names it.
             key: an API key of visible ASCII characters, sent as a bearer token.
             limits: None: the default ones.
@@ -85,13 +86,11 @@ class OpenAIEmbedder:
             import httpx
         except ImportError as error:
             raise MissingDependencyError(f"embeddings of a server need httpx: {how_to_install('client')}") from error
-        if not url.startswith(("http://", "https://")):
-            raise InvalidInputError(f"url is {url!r}; expected http://host:port or https://…")
         if not model:
             raise InvalidInputError("model is empty; expected its name at the server")
         self.name = f"openai:{model}"
         self._httpx = httpx
-        self._url = url.rstrip("/").removesuffix("/v1") + _PATH
+        self._url = base_url(url) + _PATH
         self._model = model
         self._limits = limits or EmbeddingLimits()
         self._sleep = sleep
@@ -173,7 +172,7 @@ class OpenAIEmbedder:
                     )
         except self._httpx.TimeoutException as error:
             raise EmbeddingError(f"{self._url} took longer than {self._limits.timeout_s:g} s", status=0) from error
-        except self._httpx.HTTPError as error:
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             raise EmbeddingError(f"no answer from {self._url} ({error or type(error).__name__})", status=0) from error
         return self._vectors(bytes(body), len(texts))
 

@@ -168,7 +168,7 @@ def _rows(source: Source) -> Iterator[tuple[str, str, int | None, dict[str, Any]
                     metadata = {name: value for name, value in row.items() if value is not None}
                     yield text.strip(), label, given, _as_json(metadata)
                     at += 1
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:  # the latter of dates that Python has not
             raise InvalidInputError(f"{source.path} cannot be read as Parquet: {error}") from error
 
 

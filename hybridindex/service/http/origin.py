@@ -52,7 +52,7 @@ class OriginPolicy:
             foreign = site not in (b"same-origin", b"none")
         else:
             origin = headers.get(b"origin")
-            foreign = origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host
+            foreign = origin is not None and origin.decode("latin-1").lower().partition("://")[2] != (host or None)
         if foreign:
             raise ProblemError(
                 Problem(

@@ -146,6 +146,18 @@ def lists_of(n, nbytes):
     return pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), texts_of(n, nbytes))
 
 
+@pytest.mark.parametrize("ending", ["arrow", "feather"])
+def test_an_arrow_file_whose_texts_lead_out_of_its_memory_is_refused(tmp_path, ending):
+    offsets = np.arange(101, dtype="<i4") * 4
+    path = tmp_path / f"x.{ending}"
+    pyarrow.feather.write_feather(pa.table({"a": ["text"] * 100}), path, compression="uncompressed")
+    data = path.read_bytes()
+    assert offsets.tobytes() in data
+    path.write_bytes(data.replace(offsets.tobytes(), (offsets + (1 << 28)).tobytes()))
+    with pytest.raises(InvalidInputError, match=rf"cannot be read as .{ending}: .*offset"):
+        read_table(path)
+
+
 @pytest.mark.parametrize("make", [texts_of, lists_of])
 def test_texts_of_more_than_two_gib_are_refused_by_name(make):
     """Arrays of texts count bytes by 32 bits."""

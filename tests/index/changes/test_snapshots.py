@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -155,6 +157,19 @@ def test_a_damaged_snapshot_is_not_restored(index, tmp_path, name, harm):
     if harm != "gone":
         file.write_bytes(raw if harm == "flipped" else raw[:-20])
     with pytest.raises(CorruptIndexError):
+        hx.restore(made, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("place", ["other/theirs.sqlite", "other/documents-0123456789abcdef.sqlite", "s/mine.sqlite"])
+def test_a_snapshot_whose_texts_lie_elsewhere_is_not_restored(index, tmp_path, place):
+    """A crafted one would copy any database of this machine."""
+    made = index.snapshot(tmp_path / "s")
+    (tmp_path / "other").mkdir()
+    with closing(sqlite3.connect(tmp_path / place)) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    (made / "gen-000001" / "documents.sqlite").symlink_to(tmp_path / place)
+    with pytest.raises(CorruptIndexError, match=rf"documents\.sqlite leads to \S*{place}; expected a file of the snap"):
         hx.restore(made, tmp_path / "r")
     assert not (tmp_path / "r").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import hybridindex as hx
 from hybridindex import filesystem
 from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, HybridIndexError, InvalidInputError
 from hybridindex.index import open_index
-from hybridindex.index.attributes.stored import SPEC_FILE, StoredAttributes
+from hybridindex.index.attributes.stored import SPEC_FILE, StoredAttributes, render_spec
 from hybridindex.index.filters.write_attributes import remove_attributes, write_attributes
 from hybridindex.router import Router
 from tests.clustered import clustered, small_index
@@ -97,7 +98,7 @@ def test_a_full_disk_leaves_what_was_there(index, monkeypatch):
     assert by_id(open_index(index.path))["year"][3] == 1983
 
 
-@pytest.mark.parametrize("what", ["byte", "length", "spec", "other rows", "missing"])
+@pytest.mark.parametrize("what", ["byte", "length", "spec", "other kinds", "other rows", "missing"])
 def test_damaged_ones_refuse_conditions_and_nothing_else(index, what, caplog):
     spec = write_attributes(index, YEARS)
     folder = index.integrity.folder
@@ -112,6 +113,8 @@ def test_damaged_ones_refuse_conditions_and_nothing_else(index, what, caplog):
         file.unlink()
     elif what == "spec":
         said.write_bytes(said.read_bytes().replace(b"int", b"str", 1))
+    elif what == "other kinds":
+        said.write_bytes(render_spec(replace(spec, columns={"year": ["int"]})))
     else:
         hx.build(clustered(N, seed=9), index.path, nlist=NLIST, metric="l2", replace=True).close()
         for each in folder.glob("attributes*"):

@@ -194,6 +194,38 @@ def written(write: Callable[..., object], then: Callable[[Path], object] = cut) 
     return both
 
 
+def lead_out(path: Path) -> None:
+    """Offsets of lists before the beginning of their buffer."""
+    offsets = np.arange(N + 1, dtype="<i4") * DIM
+    data = path.read_bytes()
+    assert offsets.tobytes() in data
+    path.write_bytes(data.replace(offsets.tobytes(), (offsets - (1 << 28)).tobytes()))
+
+
+def bytes_elsewhere(path: Path) -> None:
+    path.with_suffix(".bin").write_bytes(X.tobytes())
+    with h5py.File(path, "w") as file:
+        file.create_dataset("train", X.shape, X.dtype, external=[(str(path.with_suffix(".bin")), 0, X.nbytes)])
+
+
+def virtual(path: Path) -> None:
+    write_hdf5(path.with_name("other.h5"), train=X)
+    layout = h5py.VirtualLayout(X.shape, X.dtype)
+    layout[:] = h5py.VirtualSource(str(path.with_name("other.h5")), "train", X.shape)
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("train", layout)
+
+
+def linked_ids(path: Path) -> None:
+    write_hdf5(path.with_name("other.h5"), key=IDS)
+    write_hdf5(path, train=X, key=h5py.ExternalLink(str(path.with_name("other.h5")), "key"))
+
+
+def deep_header(path: Path) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"-" * 5000 + b"1}\n"
+    path.write_bytes(np.lib.format.magic(1, 0) + len(header).to_bytes(2, "little") + header)
+
+
 REPEATED = IDS.copy()
 REPEATED[4000] = REPEATED[77]
 #: File, what is in it, options, and what the error says beside the file's name.
@@ -219,6 +251,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], dict[str, Any], str]] = {
     "bits without the option": ("x.npy", lambda p: np.save(p, bf16(X)), {}, "dtype uint16"),
     "the option without bits": ("x.npy", lambda p: np.save(p, X), {"dtype": "bf16"}, "expected the bits as uint16"),
     "truncated npy": ("x.npy", written(lambda p: np.save(p, X)), {}, "not a readable .npy file"),
+    "a deep header": ("x.npy", deep_header, {}, "not a readable .npy file"),
     "an archive": ("x.npy", lambda p: p.write_bytes(saved(np.savez)), {}, "is an archive"),
     "an option of others": ("x.parquet", lambda p: p.touch(), {"dtype": "bf16"}, "no .npy file; expected no dtype"),
     "a column of a matrix": ("x.npy", lambda p: np.save(p, X), {"column": "v"}, "has no columns"),
@@ -270,6 +303,14 @@ BAD: dict[str, tuple[str, Callable[[Path], object], dict[str, Any], str]] = {
     "truncated arrow": (
         "x.arrow", written(lambda p: pyarrow.feather.write_feather(table(fixed(X)), p)), {}, "cannot be read",
     ),
+    "arrow that leads out of its memory": (
+        "x.arrow",
+        written(lambda p: pyarrow.feather.write_feather(table(lists(X)), p, compression="uncompressed"), lead_out),
+        {}, "cannot be read .* offset",
+    ),
+    "hdf5 of bytes of another file": ("x.h5", bytes_elsewhere, {}, "'/train' keeps its numbers in other files"),
+    "hdf5 of datasets of another file": ("x.h5", virtual, {}, "'/train' keeps its numbers in other files"),
+    "hdf5 with ids of another file": ("x.h5", linked_ids, {"ids_column": "key"}, "'/key' keeps its numbers in other"),
     "truncated hdf5": ("x.h5", written(lambda p: write_hdf5(p, train=X)), {}, "cannot be read as HDF5"),
     "damaged hdf5": (
         "x.h5",

@@ -65,6 +65,12 @@ def test_a_newer_version_is_named_with_what_helps():
         {"metric": "cosine"},
         {"file": "../lists.bin"},
         {"candidates": {"k": [1], "nprobe": [1, 2], "r": [[1]]}},
+        {"candidates": {"k": [None], "nprobe": [1], "r": [[1]]}},
+        {"candidates": {"k": [1], "nprobe": ["1"], "r": [[1]]}},
+        {"candidates": {"k": [1], "nprobe": [1], "r": [[0.5]]}},
+        {"seed": -1},
+        {"seed": 1 << 64},
+        {"seed": "7"},
     ],
 )
 def test_values_that_do_not_fit_together_are_refused(wrong):

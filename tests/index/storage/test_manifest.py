@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from hybridindex.index.storage.manifest import (
     parse_manifest,
     render_manifest,
 )
+from hybridindex.index.storage.signed_json import render_signed
 
 FILES = {name: FileEntry(size=7, xxh3_128="ab" * 16) for name in ("model.faiss", "lists.idx.npy", "lists.bin")}
 MANIFEST = Manifest(
@@ -71,10 +73,33 @@ def test_newer_format_asks_for_an_upgrade() -> None:
         parse_manifest(json.dumps(content).encode(), "m")
 
 
+def test_json_that_is_too_deep_is_damage() -> None:
+    with pytest.raises(CorruptIndexError, match="m is not valid JSON"):
+        parse_manifest(b"[" * 100_000, "m")
+
+
 @pytest.mark.parametrize("raw", [b"{}", b"[]", b'{"format": "other"}', b"null"])
 def test_foreign_json_is_not_ours(raw: bytes) -> None:
     with pytest.raises(UnsupportedIndexError, match="not a hybridindex file"):
         parse_manifest(raw, "m")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"codec": 5},
+        {"notes": None},
+        {"files": []},
+        {"files": {**json.loads(render_manifest(MANIFEST))["files"], "lists.bin": {"size": 7, "xxh3_128": 5}}},
+        {"files": {**json.loads(render_manifest(MANIFEST))["files"], "lists.bin": {"size": 7, "xxh3_128": "../x"}}},
+    ],
+)
+def test_what_another_writer_misstates_is_said(wrong: dict[str, Any]) -> None:
+    content = {**json.loads(render_manifest(MANIFEST)), **wrong}
+    for name in ("format", "format_version", "xxh3_128_of_content"):
+        del content[name]
+    with pytest.raises(CorruptIndexError, match="m lacks or misstates a field"):
+        parse_manifest(render_signed("hybridindex", 1, content), "m")
 
 
 def test_fingerprint_follows_content() -> None:

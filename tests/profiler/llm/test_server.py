@@ -12,7 +12,6 @@ import pytest
 
 from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
-from hybridindex.profiler.llm.server import base_url
 from tests.llm_double import METRICS, Handler, LLMDouble
 
 SMALL = LLMRequest(input_tokens=20, output_tokens=3, max_concurrency=2, prompt_lengths=(8,), max_seconds=5)
@@ -260,16 +259,3 @@ def test_a_crowd_that_breaks_the_server_is_named_and_what_was_measured_is_kept(t
     assert len(measured.levels) == 1
     assert len(double.completions) == 2 + 3  # the first request and prompt lengths; the level is not measured again
     assert not checkpoint.exists()
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://x", "http://", "127.0.0.1:8000", "http://u:p@h", "http://h?q=1", "http://h:99999"]
-)
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidInputError, match="url is"):
-        base_url(url)
-
-
-def test_an_address_may_end_with_v1() -> None:
-    assert base_url("http://h:8000/v1/") == base_url("http://h:8000") == "http://h:8000"
-    assert base_url("https://h/llm/v1") == "https://h/llm"

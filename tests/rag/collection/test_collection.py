@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 from dataclasses import replace
 
@@ -423,6 +424,17 @@ def test_texts_that_are_damaged_are_not_restored(path, tmp_path):
     with pytest.raises((CorruptIndexError, BuildError)):
         hx.restore(made, tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("damaged", ["'{'", "x'ff'", "'" + "[" * 100_000 + "'"])
+def test_damaged_metadata_are_said(path, damaged):
+    with Collection(path) as collection:
+        with sqlite3.connect(path / "documents.sqlite") as db:
+            db.execute(f"UPDATE details SET metadata = {damaged} WHERE key = 'k1'")
+        db.close()
+        for read in (lambda: list(collection.items()), lambda: found(collection, 1)):
+            with pytest.raises(DocumentStoreError, match=r"documents\S*: the metadata of passage 1 are damaged"):
+                read()
 
 
 def test_searches_with_too_many_neighbours_or_no_numbers(path, monkeypatch):

@@ -461,6 +461,20 @@ def test_parquet_is_kept_as_json_says_it(run, tmp_path):
     assert found == {"a": {"price": 1.5} | when, "b": when, "x": {"raw": "/w==", "took": "0:00:05"}}
 
 
+def test_a_date_that_python_has_not_is_said_and_other_files_are_read(run, tmp_path, texts):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "f"
+    folder.mkdir()
+    pq.write_table(pa.table({"text": ["a"], "when": pa.array([1 << 62], pa.timestamp("us"))}), folder / "p.parquet")
+    (folder / "q.txt").write_text("one")
+    with pytest.raises(InvalidInputError, match=r"p.parquet cannot be read as Parquet: date value out of range"):
+        run(folder / "p.parquet")
+    run(folder)
+    assert set(texts().values()) == {"one"}
+
+
 def test_a_mark_of_the_order_of_bytes_is_no_text(run, tmp_path, texts):
     (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
     (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbftwo\nthree\n")

@@ -55,6 +55,8 @@ def test_a_bound_address_and_any_host_with_keys_will_do():
 def test_unix_sockets_and_programs_without_a_host_are_no_browsers():
     assert status_of({"host": "daemon"}, server=UNIX) == 200
     assert status_of({}) == 200
+    # Who names an origin is one, and no address is asked that could be the same.
+    assert status_of({"origin": "null"}, method="POST") == 403
     # Where the server is not known, it may be TCP.
     assert status_of({"host": "daemon"}, server=None) == 421
 
