@@ -177,31 +177,32 @@ class HealthPolicy:
     #: The stand-in scans on the host's own cores and is slower whenever these are busy.
     judge: Annotated[
         Literal["gpus", "all", "none"],
-        Setting(help="Devices that are left out when they are slow. 'gpus': all but the stand-in."),
+        Setting(help="Devices that are not used while they are slow. 'gpus': all but the stand-in."),
     ] = "gpus"
     slow_factor: Annotated[
-        float, Setting(help="A device's scan is late after so many times what the host would take for it.")
+        float, Setting(help="A device's scan is late after this many times the host's own time for it.")
     ] = 2.0
-    slow_margin_ms: Annotated[float, Setting(help="Milliseconds on top of that.")] = 10.0
+    slow_margin_ms: Annotated[float, Setting(help="Milliseconds added to that.")] = 10.0
     slow_parts: Annotated[
         int,
         Setting(
-            help="A device is slow after so many late scans more than scans in time, if the host then proves faster."
+            help="A device is slow once it has this many more late scans than scans in time, if the host then "
+            "proves faster."
         ),
     ] = 32
     #: Longer than a kernel takes to compile for a k that nobody asked for before.
     stuck_s: Annotated[
         float,
         Setting(
-            help="Seconds after which a scan counts as stuck (on top of slow_factor times what the host would take); "
-            "at its close the router waits as long for any device."
+            help="Seconds after which a scan counts as stuck (on top of slow_factor times the host's own time); "
+            "when it closes, the router waits as long for any device."
         ),
     ] = 10.0
     retry_open: Annotated[
         bool,
         Setting(
-            help="A device without room at the start is tried again, and takes its budget when there is room. "
-            "Otherwise it counts as failed until the router is opened anew."
+            help="Try again to open a device that had too little free memory at the start; it takes its budget "
+            "when there is room. False: it counts as failed until the router is opened anew."
         ),
     ] = True
 
@@ -229,15 +230,16 @@ class RouterConfig:
     devices: Annotated[
         tuple[str, ...],
         Setting(
-            help="cuda:N, or cpu for the stand-in device in RAM; none: the host scans everything. "
-            "The same name again is another arena there, with a budget of its own.",
+            help="cuda:N, or cpu for the stand-in device in RAM; none: the host scans everything. Naming a device "
+            "again opens another arena there, with its own budget.",
             flag="--device",
         ),
     ] = ()
     device_budget_bytes: Annotated[
         int | tuple[int, ...] | None,
         Setting(
-            help="Most bytes per device, temporary buffers included: one for all, or one each; default the plan's.",
+            help="Most bytes per device, temporary buffers included: one value for all, or one each; default: the "
+            "plan's.",
             flag="--budget",
             is_bytes=True,
         ),
@@ -245,123 +247,123 @@ class RouterConfig:
     lookahead_bytes: Annotated[
         int | None,
         Setting(
-            help="Bytes of each budget that are kept for sessions; default what can be copied in window_ms at the "
-            "bandwidth that the plan's profile measured, 256 MiB where one is not known; never more than the plan's "
-            "lists leave. Of no use where lists come in shards, for codecs that only faiss scans.",
+            help="Bytes of each budget that are reserved for sessions. Default: what can be copied in window_ms at "
+            "the bandwidth that the plan's profile measured, or 256 MiB if it measured none; never more than "
+            "the plan's lists leave. No effect where lists are in shards, for codecs that only faiss scans.",
             is_bytes=True,
         ),
     ] = None
     window_ms: Annotated[
         float | None,
         Setting(
-            help="Milliseconds of generation that a session's copies can hide behind, where it names no window, step "
-            "or bytes; default the longest step that profile llm measured."
+            help="Milliseconds of generation that can hide a session's copies, if the session gives no window, "
+            "step or bytes; default: the longest step that profile llm measured."
         ),
     ] = None
     lookahead_queue_bytes: Annotated[
         int,
         Setting(
-            help="Most bytes of drafts whose lists wait to be moved. Where more come, the oldest of the key that has "
-            "the most is dropped, and counted.",
+            help="Most bytes of drafts that wait for their lists to be copied. Beyond it, the oldest draft of the "
+            "key with the most waiting bytes is dropped and counted.",
             is_bytes=True,
         ),
     ] = 16 << 20
     max_batch: Annotated[
         int | None,
         Setting(
-            help="Most queries of one batch; default all that wait, up to 1,048,576 queries times nprobe, k or "
-            "candidates (a small cap causes backlogs)."
+            help="Most queries of one batch; default: all that wait, while queries times the largest of nprobe, k "
+            "and candidates is at most 1,048,576 (a small cap causes backlogs)."
         ),
     ] = None
-    threads: Annotated[int | None, Setting(help="Host threads per scan; default faiss's own.")] = None
+    threads: Annotated[int | None, Setting(help="Host threads per scan; default: faiss's own.")] = None
     early_dispatch: Annotated[
         bool, Setting(help="Answer a request as soon as its own queries are done, not with its batch.")
     ] = True
     host_scanner: Annotated[
         HostScannerName,
         Setting(
-            help="What scans on the host. 'auto': native where it supports the codec, else faiss. Answers are the "
-            "same, but of pqfs, whose sums faiss rounds. Beside devices faiss is refused for product quantizers, which "
-            "it adds up in another way."
+            help="What scans on the host. 'auto': native if it supports the codec, else faiss. Answers are the "
+            "same except for pqfs, whose sums faiss rounds. With devices, faiss is refused for product "
+            "quantizers, because it adds up their distances differently."
         ),
     ] = "auto"
     coarse_quantization: Annotated[
         CoarseQuantizationName,
         Setting(
-            help="What finds the lists of a batch's queries. 'auto': a GPU where it was faster than the host, which "
-            "proves what it finds. 'host': the host alone. 'device': the first device as far as it can, the stand-in "
-            "too. Answers are the same."
+            help="What finds the lists of a batch's queries. 'auto': a GPU if it was faster than the host; the "
+            "host proves the GPU's results. 'host': only the host. 'device': the first device as far as it "
+            "can, also the stand-in. Answers are the same."
         ),
     ] = "auto"
     precision: Annotated[
         PrecisionName,
         Setting(
-            help="What searches scan. 'codes': those that hybridindex compress adds to an index, a few bits a "
-            "dimension; then they compare the best candidates with their rows. 'rows': all rows of the probed lists. "
-            "'auto': what the plan is of; without devices or a plan codes where the index has them and they pay. "
-            "Devices hold the same."
+            help="What searches scan. 'codes': the codes of hybridindex compress, a few bits per dimension; then "
+            "they compare the best candidates by their rows. 'rows': all rows of the probed lists. 'auto': as "
+            "the plan; without devices or a plan, codes if the index has them and they pay. Devices hold the "
+            "same."
         ),
     ] = "auto"
     candidates: Annotated[
         int | None,
         Setting(
-            help="Rows that a search by codes compares exactly, k at least; default what was measured when the index "
-            "was compressed, for the loss of recall that was allowed then. A search by rows has none."
+            help="Rows that a search by codes compares exactly, at least k; default: as measured when the "
+            "index was compressed, for the recall loss allowed then. Does not apply to searches by rows."
         ),
     ] = None
     rows: Annotated[
         RowsName,
         Setting(
-            help="Where rows are. 'resident': in memory, as far as they fit; they are read before the router is ready. "
-            "'mapped': on disk, for an index whose rows do not fit; searches scan codes, which are locked in memory, "
-            "and read the rows of their candidates alone. Rows themselves are never scanned then."
+            help="Where rows are. 'resident': in memory, as far as they fit, read before the router is ready. "
+            "'mapped': on disk, for an index whose rows do not fit in memory. Searches then scan codes, which "
+            "are locked in memory, and read only the rows of their candidates; rows are never scanned."
         ),
     ] = "resident"
     cache_fraction: Annotated[
         float,
         Setting(
-            help="Part of each arena for lists that sessions used and none holds any more. They make way for whatever "
-            "a plan or a session wants. 0: none stay."
+            help="Fraction of each arena for lists that sessions used and no session holds any more. They give way to "
+            "whatever a plan or a session needs. 0: none are kept."
         ),
     ] = 0.5
     health: HealthPolicy = field(default_factory=HealthPolicy)
     shrink_arenas: Annotated[
         bool,
         Setting(
-            help="Whether a device gets memory back when a plan needs less. False: none is freed before the end, for a "
-            "GPU on which vLLM may start meanwhile, which ends when a neighbour frees memory."
+            help="Whether a device gets memory back when a plan needs less. False: none is freed before the end, "
+            "for a GPU on which vLLM may start meanwhile: vLLM aborts if a neighbour frees memory."
         ),
     ] = True
     pin_host_lists: Annotated[
         int | None,
         Setting(
             help="Most bytes of page-locked host memory, for the hottest lists that the plan leaves on the host: "
-            "sessions fetch them at the bus's full speed. The host scans the mapped file as ever. Default on a GPU an "
-            "eighth of the memory that is available, none on the stand-in. 0: none.",
+            "sessions copy them at the bus's full speed. The host still scans the mapped file. Default: on a "
+            "GPU an eighth of the available memory, on the stand-in none. 0: none.",
             is_bytes=True,
         ),
     ] = None
     warm_bytes: Annotated[
         int | None,
         Setting(
-            help="Most bytes of lists that are read into memory before the router is ready, the plan's hottest first; "
-            "default half of the memory that is available. 0: none, and first searches read from disk.",
+            help="Most bytes of lists that are read into memory before the router is ready, the plan's hottest "
+            "first; default: half of the available memory. 0: none, and first searches read from disk.",
             is_bytes=True,
         ),
     ] = None
     scrub_bytes_per_s: Annotated[
         int,
         Setting(
-            help="Bytes of lists a second that are compared with their digests while they serve, so that damage of "
-            "disk or memory is seen: searches of a damaged list then fail. 0: damage is not looked for.",
+            help="Bytes of lists per second that are compared with their digests while they serve, to detect "
+            "damage of disk or memory: searches of a damaged list then fail. 0: no check.",
             is_bytes=True,
         ),
     ] = 64 << 20
     wait_for_lists: Annotated[
         bool,
         Setting(
-            help="Whether a session's search waits for lists on their way where that is faster, by what scans and "
-            "copies took so far (TeleRAG, Appendix B, case 2)."
+            help="Whether a session's search waits for lists that are being copied if that is faster, judged by "
+            "earlier scans and copies (TeleRAG, Appendix B, case 2)."
         ),
     ] = True
 

@@ -88,14 +88,14 @@ class LLMOptions:
     """The server that generates."""
 
     llm: Annotated[str | None, typer.Option("--llm", metavar="URL", help="OpenAI-compatible server.")] = None
-    model: Annotated[str, typer.Option(help="As the server names it; needed where it has several.")] = ""
+    model: Annotated[str, typer.Option(help="Model name on the server; required if it has several.")] = ""
     mode: Annotated[str, typer.Option(help="chat, or completions for models without a chat template.")] = "chat"
     key: Annotated[str | None, typer.Option("--llm-key", envvar="HYBRIDINDEX_LLM_KEY", help="API key.")] = None
     llm_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for a generation, silence included (120, and 30 of silence).")
+        float | None, typer.Option(help="Seconds for a generation, and for silence in it (default: 120 and 30).")
     ] = None
     wait: Annotated[
-        float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
+        float, typer.Option(help="Seconds to wait for an LLM server that is starting.", min=0, max=86_400)
     ] = 0.0
 
 
@@ -107,7 +107,7 @@ class EmbedderChoice:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="demo, sentence-transformers:MODEL or openai:MODEL. chat: default the documents' own.",
+            help="demo, sentence-transformers:MODEL or openai:MODEL. For chat, default: the documents' own.",
         ),
     ] = None
     embedder_url: Annotated[
@@ -115,7 +115,7 @@ class EmbedderChoice:
         typer.Option(
             metavar="URL",
             envvar="HYBRIDINDEX_EMBEDDER_URL",
-            help="Of the server with /v1/embeddings, for openai:MODEL.",
+            help="Server with /v1/embeddings, for openai:MODEL.",
         ),
     ] = None
     embedder_key: Annotated[
@@ -148,7 +148,7 @@ def open_llm(owned: contextlib.ExitStack, server: LLMOptions) -> OpenAIGenerator
     except GenerationError as error:
         if error.status not in NOT_YET:
             raise
-        hint = f"waited {server.wait:g} s" if server.wait else "--wait SECONDS waits for one that is starting"
+        hint = f"waited {server.wait:g} s" if server.wait else "--wait SECONDS waits for a server that is starting"
         raise GenerationError(f"{error} ({hint})", status=error.status) from error
     return generator
 
@@ -175,7 +175,7 @@ def measured_llm(index: Path, store: str | None, model: str) -> LLMMeasurement |
         with ControlStore.open(url) as control:
             return find_llm_measurement(control, model)
     except (FileError, StoreError) as error:
-        err.print(f"the LLM's measured pace is not known: {error}", highlight=False)
+        err.print(f"the LLM's measured speed is unknown: {error}", highlight=False)
         return None
 
 
@@ -229,15 +229,15 @@ def open_embedder(owned: contextlib.ExitStack, info: DocumentsInfo, chosen: Embe
 
     if chosen.embedder is not None and (name := named.full_name(chosen.embedder)) != info.embedder:
         raise InvalidInputError(
-            f"--embedder is {name!r}, and the documents were embedded by {info.embedder!r}; leave it out, or ingest "
+            f"--embedder is {name!r}, but the documents were embedded by {info.embedder!r}; omit it, or ingest "
             "the texts again"
         )
     try:
         named.full_name(info.embedder)
     except InvalidInputError as error:
         raise MissingDependencyError(
-            f"the documents were embedded by {info.embedder!r}; chat has {named.EMBEDDERS}. Use hybridindex.rag from "
-            "Python with an embedder of your own"
+            f"the documents were embedded by {info.embedder!r}; chat supports {named.EMBEDDERS}. For another embedder, "
+            "use hybridindex.rag from Python"
         ) from error
     embedder = named.open_embedder(owned, info.embedder, chosen.options(cache))
     return embedder if info.mean is None else CenteredEmbedder(embedder, info.mean)

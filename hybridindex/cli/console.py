@@ -158,9 +158,9 @@ def fail(error: BaseException, *, as_json: bool) -> int:
     code = exit_code_of(error)
     message = str(error)
     if isinstance(error, KeyboardInterrupt):
-        message = message or "interrupted; nothing half-made was left"
+        message = message or "interrupted; no partial result was left"
     if isinstance(error, errors.AccessDeniedError) and "--key" not in message:
-        message += "; give a key: --key, or HYBRIDINDEX_KEY"
+        message += "; pass a key with --key or HYBRIDINDEX_KEY"
     kind = type(error).__name__
     if as_json:
         show_json_error(kind, message, code)
@@ -180,8 +180,8 @@ def telling_commit(index: Path, *, as_json: bool) -> Iterator[None]:
         now = _generation(index)
         if now in (None, before):
             raise
-        words = f"interrupted after generation {now} was committed: it is whole, and the index's current one; what it "
-        sys.exit(fail(KeyboardInterrupt(f"{words}has: hybridindex verify {index}"), as_json=as_json))
+        words = f"interrupted after generation {now} was committed: it is complete and current; to inspect it: "
+        sys.exit(fail(KeyboardInterrupt(f"{words}hybridindex verify {index}"), as_json=as_json))
 
 
 def _generation(index: Path) -> int | None:
@@ -249,7 +249,7 @@ def require_store(url: str | None) -> None:
 
     place = locate(url) if url else None
     if place is not None and place.path is not None and not filesystem.exists(place.path):
-        raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
+        raise InvalidInputError(f"--store is {url!r}, which does not exist; expected a control store")
 
 
 def refuse_special_file(path: Path, what: str) -> None:
@@ -259,7 +259,7 @@ def refuse_special_file(path: Path, what: str) -> None:
         InvalidInputError: ``path`` is neither missing, nor a folder, nor a regular file.
     """
     if filesystem.exists(path) and not filesystem.is_dir(path) and not filesystem.is_file(path):
-        raise InvalidInputError(f"{what} is {str(path)!r}, a device or a pipe; expected a new file, or a regular one")
+        raise InvalidInputError(f"{what} is {str(path)!r}, a device or a pipe; expected a new or regular file")
 
 
 def load_ids(path: Path, what: str) -> np.ndarray[Any, Any]:
@@ -270,20 +270,20 @@ def load_ids(path: Path, what: str) -> np.ndarray[Any, Any]:
     """
     if path.suffix.lower() == ".npy":
         return load_npy(path, what)
-    expected = "expected a .npy file, or a text with an id on each line"
+    expected = "expected a .npy file, or a text file with one id per line"
     try:
         lines = filesystem.read_text(path).split("\n")
     except errors.FileError as error:
         raise InvalidInputError(f"{what}: {error}; {expected}") from error
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{what}: {path} is no text in UTF-8; {expected}") from error
+        raise InvalidInputError(f"{what}: {path} is not UTF-8 text; {expected}") from error
     ids = []
     for number, line in enumerate(lines, 1):
         try:
             ids += [np.int64(line)] if line.strip() else []
         except (ValueError, OverflowError):
             named = f"{what}: line {number} of {path} is {line[:40]!r}"
-            raise InvalidInputError(f"{named}; expected an integer of 64 bits") from None
+            raise InvalidInputError(f"{named}; expected a 64-bit integer") from None
     return np.array(ids, dtype=np.int64)
 
 
@@ -311,5 +311,5 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
         why = why_no_npy(path, error)
         raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({why}); numpy.save writes one") from error
     if not isinstance(array, np.ndarray):
-        raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")
+        raise InvalidInputError(f"{what}: {path} is an archive; expected a .npy file with one array")
     return as_float32(array) if array.ndim == 2 and holds_vectors(array.dtype) else array

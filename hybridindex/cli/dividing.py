@@ -49,7 +49,7 @@ def divide_indexes(
         wanted: dict[str, Wanted] = {}
         for name, path in paths.items():
             if apply and (daemon := find_daemon(path)) is not None:
-                raise ServiceError(f"{daemon}, and divides its budget itself; change it with: hybridindex repartition")
+                raise ServiceError(f"{daemon} and divides its budget itself; change it with: hybridindex repartition")
             opened = owned.enter_context(hx.open(path, verify="quick"))
             stores[name] = owned.enter_context(opened.store(store))
             wanted[name] = Wanted.by(_plan_of(name, path, opened, stores[name], precision))
@@ -69,7 +69,7 @@ def _plan_of(name: str, path: Path, opened: hx.Index, store: ControlStore, preci
     choice = "latest" if current_plan_id(store, view.fingerprint) is None else "current"
     if choice == "latest" and store.newest_plan(view.fingerprint) is None:
         raise InvalidInputError(
-            f"index {name} has no plan, which says its SLO and rate; make one with: hybridindex plan {path}"
+            f"index {name} has no plan to take SLO and rate from; make one with: hybridindex plan {path}"
         )
     found = load_plan(view, choice, store)
     assert found is not None, "only 'none' is no plan"
@@ -104,7 +104,7 @@ def division_table(found: Mapping[str, Any]) -> Table:
     """Of :func:`divide_indexes`."""
     budget = " + ".join(readable_bytes(nbytes) for nbytes in found["device_budget_bytes"])
     table = Table(title=f"{budget} between {len(found['indexes'])} indexes{', applied' if found['applied'] else ''}")
-    for head in ("index", "share", "its SLO needs", "verdict", "predicted", "hit rate"):
+    for head in ("index", "share", "needed for SLO", "verdict", "predicted", "hit rate"):
         table.add_column(head)
     for row in found["indexes"]:
         needs, response = row["needs_bytes"], row["response_ms"]
@@ -113,7 +113,7 @@ def division_table(found: Mapping[str, Any]) -> Table:
         table.add_row(
             row["name"],
             " + ".join(readable_bytes(nbytes) for nbytes in row["share_bytes"]),
-            "no bytes do" if needs is None else readable_bytes(needs),
+            "no size suffices" if needs is None else readable_bytes(needs),
             row["verdict"],
             most if response is None else f"p{row['percentile']:g} {response:.3g} of {row['slo_ms']:g} ms {rate}",
             f"{row['predicted_hit_rate']:.1%}",

@@ -94,7 +94,7 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
         f"--device {name}" for name in names
     )
     if index is None:
-        missing = f"no index was named: give --index for what its profile measured; measure with: {command}"
+        missing = f"no index given: --index shows what its profile measured; measure with: {command}"
         return GpuReport(versions=versions, devices=seen, sharing=sharing, missing=missing)
     try:
         with index.store(store_url) as store:
@@ -120,7 +120,7 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
 def _sharing() -> str:
     directory = mps_directory()
     if directory is None:
-        return "processes take turns: no MPS daemon runs (docs/devices.md says when to start one)"
+        return "processes take turns: no MPS daemon runs (when to start one: docs/devices.md)"
     return f"processes share it through MPS ({directory})"
 
 
@@ -171,8 +171,8 @@ def measured_devices(profile: Profile) -> tuple[MeasuredDevice, ...]:
 
 def report_of_devices(report: GpuReport) -> RenderableType:
     """The report, for people."""
-    versions = ", ".join(f"{name} {version or 'not here'}" for name, version in report.versions.items())
-    sharing = [Text(f"of a GPU: {report.sharing}")] if report.sharing else []
+    versions = ", ".join(f"{name} {version or 'not found'}" for name, version in report.versions.items())
+    sharing = [Text(f"GPU sharing: {report.sharing}")] if report.sharing else []
     parts: list[RenderableType] = [Text(versions), *sharing, *(_device_table(device) for device in report.devices)]
     if report.measured:
         where = "" if report.profile_of_this_machine else ", measured on another machine"
@@ -185,12 +185,14 @@ def report_of_devices(report: GpuReport) -> RenderableType:
 def _device_table(device: SeenDevice) -> Table:
     table = Table(title=device.label, show_header=False)
     if device.stand_in:
-        table.add_row("memory", "the host's; no CUDA device is visible, and a stand-in's timings say nothing of GPUs")
+        table.add_row(
+            "memory", "the host's; no CUDA device is visible, and a stand-in's timings say nothing about GPUs"
+        )
     else:
         assert device.free_bytes is not None
         assert device.total_bytes is not None
         table.add_row("memory", f"{readable_bytes(device.free_bytes)} of {readable_bytes(device.total_bytes)} free")
-        context = "not known" if device.context_bytes is None else readable_bytes(device.context_bytes)
+        context = "unknown" if device.context_bytes is None else readable_bytes(device.context_bytes)
         table.add_row("context, outside every budget", context)
     for service in device.codecs:
         table.add_row(f"codec {service.codec}", f"{service.scanner}: {service.reason}".removesuffix(": "))

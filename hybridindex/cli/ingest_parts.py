@@ -43,30 +43,33 @@ class PassageOptions:
     """How texts become passages, and their vectors."""
 
     words: Annotated[
-        int | None, typer.Option(help="Most words of a passage; default 200 of long texts; lines are one.", min=1)
+        int | None,
+        typer.Option(help="Most words per passage; default: 200 for long texts; a line is one passage.", min=1),
     ] = None
     lines: Annotated[
         bool | None,
         typer.Option(
-            "--lines/--whole", help="A .txt has a passage per line, or is one text; default lines, whole in folders."
+            "--lines/--whole",
+            help="A .txt file has one passage per line, or is one text; default: --lines, in folders --whole.",
         ),
     ] = None
     center: Annotated[
         bool | None,
         typer.Option(
-            "--center/--no-center", help="Subtract the passages' mean from all vectors; default for demo alone."
+            "--center/--no-center",
+            help="Subtract the passages' mean from all vectors; default: only for the embedder demo.",
         ),
     ] = None
-    cache: Annotated[Path, typer.Option("--cache", help="Where the demo's embedder is kept.")] = Path("build/cache")
+    cache: Annotated[Path, typer.Option("--cache", help="Folder for the demo's embedder.")] = Path("build/cache")
     attributes: Annotated[
         str | None,
         typer.Option(
             metavar="NAME=KIND,…",
-            help="Metadata that searches can filter by: int, float, string, bool, timestamp or list; or 'all'.",
+            help="Metadata that searches can filter by (int, float, string, bool, timestamp, list), or 'all'.",
         ),
     ] = None
     checksum: Annotated[
-        bool, typer.Option("--checksum", help="Read all files, also those with the same size and time of change.")
+        bool, typer.Option("--checksum", help="Read all files, even if size and modification time are unchanged.")
     ] = False
 
     @property
@@ -78,13 +81,13 @@ class PassageOptions:
 class VectorLayout:
     """How the vectors of a new index, which have length 1, are kept and searched."""
 
-    nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None
+    nlist: Annotated[int | None, typer.Option(help="Number of lists; default: about 4*sqrt(n).", min=1)] = None
     codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat"
     nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
-    memory: Annotated[str, typer.Option(help="Budget of anonymous memory of the build.")] = "1GiB"
+    memory: Annotated[str, typer.Option(help="Anonymous memory that the build may use.")] = "1GiB"
     replace: Annotated[
         bool,
-        typer.Option("--rebuild", "--replace", help="Build anew, in the place of the index that is there."),
+        typer.Option("--rebuild", "--replace", help="Build the index anew, replacing the existing one."),
     ] = False
 
 
@@ -135,7 +138,7 @@ def _build(
         _say_unread(failed)
         if layout.nlist is not None and layout.nlist > read.count:
             raise InvalidInputError(
-                f"--nlist is {layout.nlist} but there are {read.count} passages; expected {read.count} at most"
+                f"--nlist is {layout.nlist} but there are {read.count} passages; expected at most {read.count}"
             )
         columns = _all_columns(read) if wanted is None else wanted
         table, ids = attribute_table(read, columns) if columns else (None, None)
@@ -223,7 +226,7 @@ def _check_columns(said: str | None, there: Mapping[str, str]) -> None:
         if there.get(name) != kind:
             known = ", ".join(f"{each}={of}" for each, of in there.items()) or "none"
             raise InvalidInputError(
-                f"--attributes names {name}={kind}, and the index has {known}; leave it out, or build anew: --rebuild"
+                f"--attributes names {name}={kind}, but the index has {known}; omit it, or use --rebuild"
             )
 
 
@@ -249,21 +252,18 @@ def _update(
 ) -> dict[str, Any]:
     if layout.nlist is not None or layout.codec != VectorLayout().codec:
         raise InvalidInputError(
-            f"{index} is there, and --nlist and --codec are of a new one; leave them out, or build anew: --rebuild"
+            f"{index} exists, and --nlist and --codec are only for a new index; omit them, or use --rebuild"
         )
     with contextlib.ExitStack() as owned:
         with DocumentStore(_documents_of(index)) as documents:
             info = documents.info
             if not documents.is_live:
-                raise DocumentStoreError(
-                    f"{index} does not know which files its texts came from, as those of versions before 0.5; build it "
-                    "anew: --rebuild"
-                )
+                raise DocumentStoreError(f"{index} has no record of its source files; rebuild it (--rebuild)")
             if passages.center is not None and passages.center != (info.mean is not None):
-                raise InvalidInputError("--center is of a new index; leave it out, or build anew: --rebuild")
+                raise InvalidInputError("--center is only for a new index; omit it, or use --rebuild")
             embedder = open_embedder(owned, info, embedding, passages.cache)
             token_starts = _token_starts(documents, embedder)
-        target = owned.enter_context(open_target(index, key, again="the next ingest goes on"))
+        target = owned.enter_context(open_target(index, key, again="the next ingest continues from there"))
         collection = owned.enter_context(Collection(index, target=_Rows(target), token_starts=token_starts))
         _check_columns(passages.attributes, collection.index.attributes)
         sources = find_sources(texts, known=collection.store.sources())
@@ -273,7 +273,9 @@ def _update(
         _say_unread(done.failed)
         for each in texts:
             if not filesystem.exists(each.expanduser()):
-                err.print(f"{each} is gone; what was below it is removed", highlight=False, markup=False)
+                err.print(
+                    f"{each} no longer exists; its texts are removed from the index", highlight=False, markup=False
+                )
         opened = collection.index
         return {
             "path": index,

@@ -63,4 +63,4 @@ def refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
     spelled = {name: "FILE" if name == "table" else f"--{name.replace('_', '-')}" for name in names}
     given = [spelled[name] for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
     if given:
-        raise InvalidInputError(f"--remove takes away, and {' and '.join(given)} is of what is made; give one of them")
+        raise InvalidInputError(f"--remove is given with {' and '.join(given)}; expected --remove alone")

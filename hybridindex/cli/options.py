@@ -40,42 +40,46 @@ __all__ = [
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
     Path,
-    typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d); or .fvecs, .bvecs.", show_default=False),
+    typer.Option(
+        "--queries", "-q", metavar="FILE.npy", help="Query vectors, (n, d); or .fvecs, .bvecs.", show_default=False
+    ),
 ]
 AllowIds = Annotated[
     Path | None,
     typer.Option(
         "--allow-ids",
         metavar="FILE",
-        help="Ids that may be answered: a .npy file of integers, or a text with one on each line.",
+        help="Ids that answers may contain: a .npy file of integers, or a text file, one id per line.",
     ),
 ]
 DenyIds = Annotated[
-    Path | None, typer.Option("--deny-ids", metavar="FILE", help="Ids that may not be answered; likewise.")
+    Path | None, typer.Option("--deny-ids", metavar="FILE", help="Ids that answers must not contain; same formats.")
 ]
 Where = Annotated[
     str | None,
-    typer.Option("--where", help="A condition on attributes, as \"lang = 'en' AND year >= 2020\": docs/filters.md."),
+    typer.Option(
+        "--where", help="Condition on attributes, e.g. \"lang = 'en' AND year >= 2020\"; see docs/filters.md."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 Nprobe = Annotated[
-    int | None, typer.Option("--nprobe", help="Lists per query; default the plan's, then the index's.", min=1)
+    int | None, typer.Option("--nprobe", help="Lists per query; default: the plan's, else the index's.", min=1)
 ]
-Threads = Annotated[int | None, typer.Option("--threads", help="Host threads per scan; default faiss's own.", min=1)]
+Threads = Annotated[int | None, typer.Option("--threads", help="Host threads per scan; default: faiss's own.", min=1)]
 Devices = Annotated[
     list[str] | None,
     typer.Option("--device", help="cuda:N, or cpu for the stand-in device in RAM. Repeat for several devices."),
 ]
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="Control store; default control.sqlite in the index directory."),
+    typer.Option("--store", metavar="URL", help="Control store; default: control.sqlite in the index directory."),
 ]
-Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default the plan's.")]
+Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default: the plan's.")]
 PlanChoice = Annotated[
     str,
     typer.Option(
         "--plan",
-        help="Plan id, 'latest', 'current' (applied last), or 'none' to search on the host alone.",
+        help="Plan id, 'latest', 'current' (applied last), or 'none' to search on the host only.",
         show_default=True,
     ),
 ]
@@ -83,16 +87,16 @@ Key = Annotated[
     str | None,
     typer.Option("--key", envvar="HYBRIDINDEX_KEY", help="API key; better set in the environment.", show_default=False),
 ]
-KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
-KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
-KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]
+KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans to keep of each index.", min=1)]
+KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles to keep of each index.", min=1)]
+KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events to keep.", min=1)]
 
 
-NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, or an empty one.", show_default=False)]
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory.", show_default=False)]
 RowAttributes = Annotated[
     Path | None,
     typer.Option(
-        "--attributes", metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: a row for each vector."
+        "--attributes", metavar="FILE", help="Parquet, Arrow, Feather, CSV or JSON lines: one row per vector."
     ),
 ]
 
@@ -100,21 +104,20 @@ RowAttributes = Annotated[
 #: What is searched, profiled and planned.
 Precision = Annotated[
     str,
-    typer.Option(
-        metavar="auto|codes|rows", help="What searches scan: codes, or rows. auto: as docs/compressed.md says."
-    ),
+    typer.Option(metavar="auto|codes|rows", help="What searches scan: codes or rows. auto: see docs/compressed.md."),
 ]
 Candidates = Annotated[
     int | None,
     typer.Option(
-        help="Rows that a search by codes compares exactly, k at least; default what compress measured.", min=1
+        help="Rows that a search by codes compares exactly, at least k; default: as compress measured.",
+        min=1,
     ),
 ]
 Rows = Annotated[
     str,
     typer.Option(
         metavar="resident|mapped",
-        help="Where rows are while codes are scanned: in memory, or on disk. As docs/compressed.md says.",
+        help="Where rows are while codes are scanned: in memory, or on disk; see docs/compressed.md.",
     ),
 ]
 RowCache = Annotated[
@@ -122,8 +125,8 @@ RowCache = Annotated[
     typer.Option(
         "--row-cache",
         metavar="BYTES|all",
-        help="Host memory that is left for rows, where they stay on disk (--rows mapped), e.g. 8GiB; all: they are in "
-        "memory. Default: as in the plan in force, else all.",
+        help="Host memory available for rows if they stay on disk (--rows mapped), e.g. 8GiB; all: rows are in memory. "
+        "Default: as in the current plan, else all.",
     ),
 ]
 
@@ -133,13 +136,11 @@ class InputOptions:
     """What is read of the file, and which ids the vectors get."""
 
     column: Annotated[
-        str | None, typer.Option(help="Column or dataset of the vectors; default the only one that can be.")
+        str | None, typer.Option(help="Column or dataset of the vectors; default: the only possible one.")
     ] = None
     ids_column: Annotated[str | None, typer.Option(help="Column or dataset of the ids.")] = None
-    ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None
-    dtype: Annotated[
-        str | None, typer.Option(metavar="bf16", help="Of a .npy of uint16: the bits of bfloat16 numbers.")
-    ] = None
+    ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default: 0..n-1.")] = None
+    dtype: Annotated[str | None, typer.Option(metavar="bf16", help="Read a .npy file of uint16 as bfloat16.")] = None
 
     def file(self, path: Path) -> VectorFile:
         return VectorFile(path, column=self.column, ids_column=self.ids_column, dtype=self.dtype)  # type: ignore[arg-type]
@@ -172,39 +173,43 @@ class SearchOptions:
 class PlanOptions:
     """What a plan shall reach, with what, and by which profile."""
 
-    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")]
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, including queueing.")]
     budget: Annotated[
         list[str] | None,
-        typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
+        typer.Option(
+            "--budget", help="Bytes per device, e.g. 2GiB; once, or once per device. Optional with --hardware."
+        ),
     ] = None
-    n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1
+    n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place lists on.", min=1)] = 1
     rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None
     llm: Annotated[
         str | None,
         typer.Option(
             metavar="FILE.json|latest|ID",
-            help="LLM profile: a file, or one that profile llm stored. With --hardware also the name of a model.",
+            help="LLM profile: a file, or one stored by profile llm. With --hardware, also a model's name.",
         ),
     ] = None
     epsilon: Annotated[
         float | None, typer.Option(help="Queueing factor; 1 is the worst case. Default: from the rate.")
     ] = None
-    percentile: Annotated[float, typer.Option(help="Percentile of latencies that the SLO bounds.")] = 90.0
-    coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None
+    percentile: Annotated[float, typer.Option(help="Latency percentile that the SLO bounds.")] = 90.0
+    coverage: Annotated[float | None, typer.Option(help="Fraction of lists on devices, instead of solving for it.")] = (
+        None
+    )
     slo_stage: Annotated[
         str | None,
-        typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
+        typer.Option(help="What the SLO bounds: search or ttft. Default: search; with --hardware and --llm: ttft."),
     ] = None
     hit_rate_model: Annotated[
-        str, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical, or best of them.")
+        str, typer.Option(help="Hit-rate model: beta, beta-binomial, empirical, or the best of them.")
     ] = "best"
     headroom: Annotated[
-        float, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
+        float, typer.Option(help="Fraction of the rate and of the SLO that search must have to spare.")
     ] = DEFAULT_HEADROOM
     precision: Precision = "auto"
     row_cache: RowCache = None
-    profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
-    any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
+    profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default: the newest.")] = None
+    any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept a profile of another machine.")] = False
 
 
 #: Panel of the help.
@@ -216,8 +221,8 @@ class WhatIfOptions:
     """How a supposed machine and index differ from the profiled ones."""
 
     host_speed: Annotated[
-        float, typer.Option(help="Host stages so many times as fast as profiled.", rich_help_panel=WHAT_IF)
+        float, typer.Option(help="Speed of host stages, as a multiple of the profiled one.", rich_help_panel=WHAT_IF)
     ] = 1.0
     index_scale: Annotated[
-        float, typer.Option(help="Lists so many times as long as profiled.", rich_help_panel=WHAT_IF)
+        float, typer.Option(help="Length of lists, as a multiple of the profiled one.", rich_help_panel=WHAT_IF)
     ] = 1.0

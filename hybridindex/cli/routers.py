@@ -44,7 +44,7 @@ def choose_plan(
     except (StoreError, ProfileError) as error:
         if choice not in ("latest", "current"):
             raise
-        err.print(f"no plan: the host searches, by default with the index's nprobe ({error})", highlight=False)
+        err.print(f"no plan: the host searches; nprobe defaults to the index's ({error})", highlight=False)
         return None, None
     if found is None:
         return None, None
@@ -71,8 +71,8 @@ def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machin
         chosen = choose_precision(index.ivf, config, None if plan is None else plan.index_fingerprint)
         if chosen.codes is None:
             raise InvalidInputError(
-                f"--candidates is {asked.candidates}, and searches scan {chosen.describe_rows()}; expected --precision "
-                "codes, of an index that has codes (hybridindex compress)"
+                f"--candidates is {asked.candidates}, but searches scan {chosen.describe_rows()}; expected --precision "
+                "codes and an index with codes (hybridindex compress)"
             )
         CandidateCount(chosen.codes.spec, asked.candidates).of(asked.k, asked.nprobe or index.nprobe, None)
     return index.router(plan, config=config)

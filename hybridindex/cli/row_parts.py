@@ -59,17 +59,19 @@ class RowInput:
         total = opened.count if isinstance(opened, Batches) else len(opened)
         for name, given in (("--ids", ids), ("--attributes", table)):
             if given is not None and total is not None and len(given) != total:
-                raise InvalidInputError(f"{name} has {len(given)} rows, and {self.file.path} {total}; expected as many")
+                raise InvalidInputError(
+                    f"{name} has {len(given)} rows, but {self.file.path} has {total}; expected as many"
+                )
         at = 0
         for vectors, own in _parts(opened, most):
             if own is not None and ids is not None:
                 raise InvalidInputError(
-                    f"--ids is given, and {self.file.path} has ids of its own; expected one of them"
+                    f"--ids is given, but {self.file.path} has ids of its own; expected only one of them"
                 )
             n, numbers = len(vectors), own if ids is None else ids[at : at + len(vectors)]
             part = None if table is None else table.slice(at, n)
             if (numbers is not None and len(numbers) != n) or (part is not None and len(part) != n):
-                raise InvalidInputError(f"--ids or --attributes end after row {at}, before {self.file.path} does")
+                raise InvalidInputError(f"--ids or --attributes ends after row {at}, before {self.file.path} does")
             rows = as_float32(np.asarray(vectors))
             if rows.ndim == 2 and (unusable := find_unusable(rows)) is not None:
                 raise InvalidInputError(f"{self.file.path}, row {at + unusable[0]}, {unusable[1]}")
@@ -164,7 +166,7 @@ class _Directly:
 class _ByDaemon:
     def __init__(self, client: Client, status: dict[str, Any]) -> None:
         self._client = client
-        limits = status.get("limits", {})  # a daemon of 0.4 tells none
+        limits = status.get("limits", {})  # a daemon of 0.2 reports none
         body_bytes = limits.get("max_body_bytes", 2 * _MOST_BYTES)
         self.most_rows = min(
             _most_rows(int(status["index"]["dim"]), int(_OF_BODY * body_bytes)), limits.get("max_rows", MOST_ROWS)
@@ -212,7 +214,7 @@ class _Closing(AbstractContextManager[RowTarget]):
         done = self._target.done
         if error is None or not done:
             return
-        said = f"{done:,} rows are in the index already; {self._again}"
+        said = f"{done:,} rows are already in the index; {self._again}"
         if isinstance(error, KeyboardInterrupt) and self._as_json is not None:
             # Typer would pass over what a KeyboardInterrupt says.
             sys.exit(fail(KeyboardInterrupt(f"interrupted; {said}"), as_json=self._as_json))
@@ -224,7 +226,7 @@ def open_target(
     key: str | None,
     *,
     upkeep: bool = False,
-    again: str = "with ids, --upsert repeats them",
+    again: str = "with ids, repeat the command with --upsert",
     as_json: bool | None = None,
 ) -> AbstractContextManager[RowTarget]:
     """The daemon that serves ``index``, or a node of its cluster, where there is one and it takes changes; else the
@@ -250,20 +252,20 @@ def open_target(
     else:
         found = daemon
         if not daemon.urls:
-            raise UnreachableError(f"the daemon with pid {daemon.pid} has no address; try again when it listens")
+            raise UnreachableError(f"the daemon with pid {daemon.pid} has no address yet; try again when it listens")
         client = Client(daemon.urls[0], key=key, index=daemon.index, timeout_s=_TIMEOUT_S)
     try:
         status = client.status()
     except AccessDeniedError as error:
         client.close()
-        raise AccessDeniedError(f"{found}; {error}; give a key: --key, or HYBRIDINDEX_KEY") from error
+        raise AccessDeniedError(f"{found}; {error}; pass a key with --key or HYBRIDINDEX_KEY") from error
     except BaseException:
         client.close()
         raise
-    if status.get("changes", {}).get("writes"):  # a daemon of 0.4 has none
+    if status.get("changes", {}).get("writes"):  # a daemon of 0.2 has none
         by_daemon = _ByDaemon(client, status)
         return _Closing(by_daemon, by_daemon.close, again, as_json)
     client.close()
-    err.print(f"{found}, and takes no changes: they are made beside it", highlight=False)
+    err.print(f"{found} and accepts no changes: writing to the index directly", highlight=False)
     direct = _Directly(index)
     return _Closing(direct, direct.close, again, as_json)

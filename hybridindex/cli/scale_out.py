@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "ClusterOptions", "show_scale_out"]
 
 #: Who answers a request.
-_CHOICES = {True: "clients ask the node that holds most of a query's lists", False: "every node answers equally many"}
+_CHOICES = {
+    True: "clients ask the node that holds most of a query's lists",
+    False: "every node answers equally many requests",
+}
 #: Panel of the options.
 _CLUSTER = "Several machines"
 
@@ -33,12 +36,13 @@ class ClusterOptions:
     """Nodes like the profiled machine, and the network between them."""
 
     nodes: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Numbers of nodes, 1 to 64 each.", rich_help_panel=_CLUSTER)
+        str | None,
+        typer.Option(metavar="N[,N...]", help="Numbers of nodes to compare, 1 to 64.", rich_help_panel=_CLUSTER),
     ] = None
     node_memory: Annotated[
         str | None,
         typer.Option(
-            help="Bytes of lists per node, by codes of their rows; default 80% of the profiled memory, less the codes.",
+            help="Bytes of lists per node (rows, beside codes); default: 80% of the profiled memory, less the codes.",
             rich_help_panel=_CLUSTER,
         ),
     ] = None
@@ -47,27 +51,28 @@ class ClusterOptions:
         bool,
         typer.Option(
             "--by-locality/--any-node",
-            help="Clients choose nodes by their queries, or a load balancer takes any.",
+            help="Clients choose nodes by their queries, or a load balancer picks any node.",
             rich_help_panel=_CLUSTER,
         ),
     ] = True
     network_us: Annotated[
         float | None,
-        typer.Option(help="One way from node to node; default as measured on loopback.", rich_help_panel=_CLUSTER),
+        typer.Option(help="One-way latency between nodes; default: as on loopback.", rich_help_panel=_CLUSTER),
     ] = None
     network_gbps: Annotated[
-        float | None, typer.Option(help="Gbit/s of each node's line; default as loopback.", rich_help_panel=_CLUSTER)
+        float | None,
+        typer.Option(help="Gbit/s of each node's link; default: as on loopback.", rich_help_panel=_CLUSTER),
     ] = None
     message_us: Annotated[
         float | None,
-        typer.Option(help="Engine time per scan asked of a node, on either side.", rich_help_panel=_CLUSTER),
+        typer.Option(help="Engine time, on each side, per scan requested of a node.", rich_help_panel=_CLUSTER),
     ] = None
     request_us: Annotated[
         float | None,
-        typer.Option(help="Engine time per request of a client over HTTP.", rich_help_panel=_CLUSTER),
+        typer.Option(help="Engine time per HTTP request of a client.", rich_help_panel=_CLUSTER),
     ] = None
     client_us: Annotated[
-        float | None, typer.Option(help="Of each latency, for what a client does.", rich_help_panel=_CLUSTER)
+        float | None, typer.Option(help="Time that the client adds to each latency.", rich_help_panel=_CLUSTER)
     ] = None
 
     def counts(self) -> tuple[int, ...]:
@@ -86,7 +91,7 @@ class ClusterOptions:
         if (left := memory * 4 // 5 - codes) < 1:
             raise InvalidInputError(
                 f"the codes of all lists take {readable_bytes(codes)}, and 80% of the profiled memory is "
-                f"{readable_bytes(memory * 4 // 5)}; say with --node-memory what each node has for rows beside them"
+                f"{readable_bytes(memory * 4 // 5)}; set --node-memory to the bytes per node for rows beside the codes"
             )
         return left
 
@@ -169,8 +174,8 @@ def show_scale_out(
         f"{_held(inputs)} and {_on_devices(inputs)}; {_copies(inputs.replicas, counts)}; no node fails, and none is "
         "slower than others",
         f"assumed: {network.hop_s * 1e6:.3g} us from node to node, {network.bytes_per_s * 8 / 1e9:.3g} Gbit/s; an "
-        f"engine loses {network.request_s * 1e6:.3g} us for each request of a client, {network.ask_s * 1e6:.3g} us for "
-        f"each node that a batch asks, and {network.serve_s * 1e6:.3g} us for each scan that it is asked; a client "
+        f"engine spends {network.request_s * 1e6:.3g} us per request of a client, {network.ask_s * 1e6:.3g} us per "
+        f"node that a batch asks, and {network.serve_s * 1e6:.3g} us per scan that other nodes request; a client "
         f"adds {network.client_s * 1e6:.3g} us to each latency",
         f"assumed: {asked.load_words}; {_CHOICES[cluster.by_locality]}",
     ]
@@ -181,8 +186,8 @@ def show_scale_out(
     knee = explain(found) if asked.find_rate else ""
     if short := [str(one.n_nodes) for one in found if one.short]:
         assumptions.append(
-            f"short: at the highest rates of {', '.join(short)} nodes the requests come within a few times the SLO, so "
-            "that a part of these rates may be a backlog; ask simulate --nodes with more --requests"
+            f"short: at the highest rates of {', '.join(short)} nodes, all requests arrive within a few times the SLO, "
+            "so part of these rates may be backlog; run simulate --nodes with more --requests"
         )
     payload = {
         **more,
@@ -234,12 +239,12 @@ def _copies(replicas: int, counts: tuple[int, ...]) -> str:
 
 def _nodes_table(found: list[NodesFound], rate: float, slo_ms: float) -> Table:
     table = Table(
-        "nodes", "attained", "p50 / p90 / p99 ms", "asked", "local", "per node", "ms a query", "req/s",
+        "nodes", "attained", "p50 / p90 / p99 ms", "asked", "local", "per node", "ms per query", "req/s",
         title=f"{rate:g} requests/s, SLO {slo_ms:g} ms",
     )  # fmt: skip
     for one in found:
         if one.outcome is None or one.costs is None:
-            table.add_row(str(one.n_nodes), "-", "too little memory")
+            table.add_row(str(one.n_nodes), "-", "not enough memory")
             continue
         o = one.outcome
         table.add_row(

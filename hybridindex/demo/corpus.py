@@ -85,7 +85,7 @@ def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progres
         origin, count = _package_text(source, source.package, path, apt)
     if count == 0:
         filesystem.unlink(path, missing_ok=True)
-        raise FetchError(f"{source.name}: no text found in {origin}; its layout is not the one this version reads")
+        raise FetchError(f"{source.name}: no text found in {origin}; this version expects another layout")
     cache.seal(path, recipe, passages=count, licence=source.licence, origin=origin)
     progress(f"text of {source.name}", count, count)
     return path, count

@@ -60,7 +60,7 @@ def compared_designs(index: hx.Index, plan: Plan, device: str, hardware: str) ->
         f"HedraRAG's split balances search with {LLM}, which answers {llm.throughput_rps:.3g} requests/s on {hardware}"
     )
     if not count:
-        return designs, f"{words}: the host alone searches as fast, so that the split places nothing and is the host."
+        return designs, f"{words}: the host alone searches as fast, so the split places nothing and equals the host."
     split = index.plan(1e6, nbytes, profile, coverage=count / profile.nlist)
     designs.append(Design(name="HedraRAG's split", plan=split, devices=(device,)))
     return designs, f"{words}: it places {count:,} of {profile.nlist:,} lists."

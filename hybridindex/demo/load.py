@@ -149,7 +149,7 @@ class DatasetMaker:
             missing = [source for source in sources if source.name not in there]
             if not missing:
                 return sealed
-            self._progress(f"again: {', '.join(source.name for source in missing)}", 0, 0)
+            self._progress(f"retry: {', '.join(source.name for source in missing)}", 0, 0)
             if not self._source_files(missing)[0]:
                 return sealed
             try:
@@ -159,7 +159,7 @@ class DatasetMaker:
             if not there < {source.name for source, _ in files}:
                 return sealed
         if len(files) == 1:
-            notes.insert(0, "No Debian packages on this machine: the text is the package-only part (Wikipedia leads).")
+            notes.insert(0, "No Debian packages on this machine: the text is Wikipedia leads only.")
         counts = _concatenate([path for _, path in files], path)
         counted = [[source.name, count, source.licence] for (source, _), count in zip(files, counts, strict=True)]
         return cache.seal(path, recipe, passages=sum(counts), sources=counted, notes=notes)

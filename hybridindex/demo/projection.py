@@ -110,7 +110,7 @@ def project(profile: Profile, hardware: str, progress: Progress) -> Projection:
         f"answer tokens, kernels at {service.efficiency:g} of the peak rates: {llm.throughput_rps:.3g} requests/s",
         f"an index of {format_bytes(index_bytes)}: the one of this demo with lists {index_bytes / profile.nbytes:.0f} "
         f"times as long, and the skew of its query log",
-        f"a host of {CORES} cores like the {threads} that were profiled here, all as fast",
+        f"a host of {CORES} cores, each as fast as the {threads} profiled here",
         f"in time: first token within {slo_s * 1e3:.0f} ms, {SEARCH_MS:g} ms more than the LLM takes at its limit",
         *said,
     )

@@ -49,7 +49,9 @@ def topic_file(topics: zipfile.ZipFile, name: str) -> str:
     try:
         return topics.read(f"{_TOPICS}{name}.txt").decode("utf-8", errors="replace")
     except KeyError as error:
-        raise FetchError(f"topic file {name} is not in the Anserini jar; this version reads another layout") from error
+        raise FetchError(
+            f"topic file {name} is not in the Anserini jar; this version expects another layout"
+        ) from error
 
 
 def clean(queries: Iterable[str]) -> list[str]:

@@ -141,8 +141,8 @@ def _check_packages() -> None:
         extras = dict.fromkeys(_NEEDED[name] for name in missing)
         beside = f"; beside a GPU, in place of faiss-cpu: {how_to_install('gpu')}" if "faiss" in missing else ""
         raise MissingDependencyError(
-            f"the demo needs {', '.join(missing)}: {how_to_install(*extras)}{beside}; uv installs all that it needs "
-            "where it is asked for, in a clone of the repository: uvx --from '.[demo,device]' hybridindex demo"
+            f"the demo needs {', '.join(missing)}: {how_to_install(*extras)}{beside}; or with uv, which installs "
+            "everything, in a clone of the repository: uvx --from '.[demo,device]' hybridindex demo"
         )
 
 
@@ -160,7 +160,7 @@ def _stand_in_note(*, stand_in: bool) -> list[str]:
     if not stand_in:
         return []
     return [
-        "No GPU here: the device is a stand-in in main memory, scanned by one core of this processor; the host tier "
+        "No GPU found: the device is a stand-in in main memory, scanned by one core of this processor; the host tier "
         "has the others, with and without the plan. Placement, budgets and answers are real; its speed says nothing "
         "about a GPU."
     ]
@@ -170,8 +170,8 @@ def _forced_note(plan: Plan) -> list[str]:
     if plan.request.coverage is None:
         return []
     return [
-        f"The host alone meets the SLO at this rate, and this device would not make a tighter one possible: the plan "
-        f"would place nothing. {plan.coverage:.0%} of the lists are placed nevertheless, so that the device has work."
+        f"The host alone meets the SLO at this rate, and this device would not make a tighter one possible, so the "
+        f"plan would place nothing. {plan.coverage:.0%} of the lists are placed anyway, to give the device work."
     ]
 
 

@@ -25,14 +25,14 @@ class RefreshConfig:
 
     drift: DriftPolicy = field(default_factory=DriftPolicy)
     update: UpdatePolicy = field(default_factory=UpdatePolicy)
-    slo_ms: Annotated[float | None, Setting(help="Bound on a request's latency; default the plan's SLO.")] = None
+    slo_ms: Annotated[float | None, Setting(help="Bound on a request's latency; default: the plan's SLO.")] = None
     attainment: Annotated[
-        float | None, Setting(help="Part of the requests that should keep it; default the plan's percentile.")
+        float | None, Setting(help="Fraction of the requests that should meet the SLO; default: the plan's percentile.")
     ] = None
     reservoir_queries: Annotated[
         int,
         Setting(
-            help="Recent queries that are kept, in memory only, half of them the newest: at least twice "
+            help="Recent queries that are kept, in memory only, half of them the newest; at least twice "
             "`min_queries`. 0: none, and no plan is made from queries.",
             flag="--keep-queries",
         ),
@@ -41,33 +41,35 @@ class RefreshConfig:
     min_queries: Annotated[int, Setting(help="Fewest recent queries that make a profile.")] = 256
     decay: Annotated[
         float | None,
-        Setting(help="Weight of what earlier profiles counted, 0 to 1; default chosen by cross-validation."),
+        Setting(help="Weight of the accesses of earlier profiles, 0 to 1; default: chosen by cross-validation."),
     ] = None
-    bandwidth_share: Annotated[float, Setting(help="Part of the time in which a device may copy for a refresh.")] = 0.25
-    tick_s: Annotated[float, Setting(help="Seconds between two looks at the load.")] = 1.0
+    bandwidth_share: Annotated[
+        float, Setting(help="Fraction of the time in which a device may copy for a refresh.")
+    ] = 0.25
+    tick_s: Annotated[float, Setting(help="Seconds between two checks of the load.")] = 1.0
     interval_s: Annotated[
-        float | None, Setting(help="Seconds between two updates without a trigger; default only drift begins one.")
+        float | None, Setting(help="Seconds between two updates without a trigger; default: only drift begins one.")
     ] = None
     max_newer: Annotated[
         float,
         Setting(
-            help="Part of the rows that may have come since what the plan was made from was measured; beyond it, an "
-            "update measures anew. 1: never for that."
+            help="Fraction of the rows that may be newer than the measurement that the plan was made from; beyond it, "
+            "an update measures anew. 1: never for that reason."
         ),
     ] = 0.5
-    seed: Annotated[int, Setting(help="Of every draw.")] = 0
+    seed: Annotated[int, Setting(help="Seed of all random draws.")] = 0
     planning: Annotated[
         PlanningMode,
         Setting(
-            help="Where plans are made. 'process': in one of low priority, started for each plan. 'here': in this "
-            "one, where no process may be started; searches wait for the GIL."
+            help="Where plans are made. 'process': in a process of low priority, started for each plan. 'here': in "
+            "the serving process, if no process may be started; searches then wait for the GIL."
         ),
     ] = "process"
     planning_timeout_s: Annotated[
         float, Setting(help="Seconds after which that process is killed, and no plan is made.")
     ] = 300.0
     planning_nice: Annotated[
-        int, Setting(help="Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a core that is busy.")
+        int, Setting(help="Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a busy core.")
     ] = 19
 
     def __post_init__(self) -> None:

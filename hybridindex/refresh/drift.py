@@ -70,8 +70,8 @@ class DriftPolicy:
         float, Setting(help="How much queries that resemble each other widen the hit rate's interval.")
     ] = 2.0
     tolerance: Annotated[float, Setting(help="Added to both sides of the hit rate's interval, absolute.")] = 0.01
-    off_windows: Annotated[int, Setting(help="Windows that must be off for a trigger.")] = 2
-    of_windows: Annotated[int, Setting(help="Newest windows among which they are counted.")] = 3
+    off_windows: Annotated[int, Setting(help="Windows that must be off to trigger an update.")] = 2
+    of_windows: Annotated[int, Setting(help="Newest windows among which off windows are counted.")] = 3
     cool_down_s: Annotated[float, Setting(help="Seconds after an update without a trigger.")] = 300.0
 
     def __post_init__(self) -> None:

@@ -86,20 +86,21 @@ class UpdatePolicy:
 
     min_hit_rate_gain: Annotated[
         float,
-        Setting(help="A new plan must raise the mean hit rate by so much (absolute), or bring the gain in latency."),
+        Setting(help="A new plan must raise the mean hit rate by this much (absolute), or bring the gain in latency."),
     ] = 0.02
     min_latency_gain: Annotated[
         float,
-        Setting(help="Fraction by which the predicted latency must fall, where the hit rate does not rise enough."),
+        Setting(help="Fraction by which the predicted latency must fall, if the hit rate does not rise enough."),
     ] = 0.05
     min_gain_per_gib: Annotated[
-        float, Setting(help="The hit rate must rise by so much per GiB that moves, unless latency falls enough.")
+        float, Setting(help="The hit rate must rise by this much per GiB moved, unless latency falls enough.")
     ] = 0.0
     max_move_s: Annotated[
-        float | None, Setting(help="Seconds; a longer move is declined. Default no limit; unknown times pass.")
+        float | None,
+        Setting(help="Seconds; a longer move is declined. Default: no limit; moves of unknown duration are allowed."),
     ] = None
     verify_windows: Annotated[
-        int, Setting(help="Windows that are not thin which decide after a move; 0: the plan is committed at once.")
+        int, Setting(help="Windows that decide after a move, not counting thin ones; 0: the plan is committed at once.")
     ] = 2
     verify_timeout_s: Annotated[
         float,
@@ -108,9 +109,7 @@ class UpdatePolicy:
             "window is committed as unverified."
         ),
     ] = 600.0
-    back_off_s: Annotated[float, Setting(help="Pause in seconds after an update that failed; doubled each time.")] = (
-        60.0
-    )
+    back_off_s: Annotated[float, Setting(help="Pause in seconds after a failed update; doubled each time.")] = 60.0
     max_back_off_s: Annotated[float, Setting(help="Longest such pause.")] = 3600.0
 
     def __post_init__(self) -> None:

@@ -35,48 +35,50 @@ class Limits:
         16 << 20
     )
     max_k: Annotated[int, Setting(help="Largest k of a request.")] = MAX_K
-    max_nprobe: Annotated[int | None, Setting(help="Largest nprobe of a request; default the index's lists.")] = None
-    max_queries: Annotated[int, Setting(help="Queries of one request.")] = 4096
-    max_rows: Annotated[int, Setting(help="Rows of one request that adds or replaces some.")] = 1 << 16
-    max_documents: Annotated[int, Setting(help="Documents of one request. Their new chunks may be max_rows.")] = 1000
+    max_nprobe: Annotated[int | None, Setting(help="Largest nprobe of a request; default: all lists of the index.")] = (
+        None
+    )
+    max_queries: Annotated[int, Setting(help="Queries per request.")] = 4096
+    max_rows: Annotated[int, Setting(help="Rows that one request may add or replace.")] = 1 << 16
+    max_documents: Annotated[int, Setting(help="Documents per request. They may have max_rows new chunks.")] = 1000
     max_answer_rows: Annotated[int, Setting(help="Neighbours in one answer, over all its queries.")] = 1 << 20
     request_memory_bytes: Annotated[
         int | None,
         Setting(
-            help="Most bytes that all requests under way take together: bodies, queries, the arrays of batches, "
-            "answers; default an eighth of the machine's memory, 256 MiB at least and 8 GiB at most. Each index beyond "
-            "the first takes up to 128 MiB beside it.",
+            help="Most bytes that all requests under way take in total: bodies, queries, the arrays of batches, "
+            "answers; default: an eighth of the machine's memory, at least 256 MiB and at most 8 GiB. Each "
+            "index beyond the first takes up to 128 MiB on top of it.",
             flag="--request-memory",
             is_bytes=True,
         ),
     ] = None
     max_sessions: Annotated[
         int,
-        Setting(
-            help="Sessions that may be open. Where all are, a client that has few takes the place of one that has many."
-        ),
+        Setting(help="Open sessions. Beyond them, a session of a client with few replaces one of a client with many."),
     ] = 1024
-    session_ttl_s: Annotated[float, Setting(help="Seconds; unused sessions end.", flag="--session-ttl")] = 300.0
+    session_ttl_s: Annotated[
+        float, Setting(help="Seconds after which an unused session ends.", flag="--session-ttl")
+    ] = 300.0
     queue_queries: Annotated[int, Setting(help="Queries that may wait, over all clients.", flag="--queue")] = 8192
     client_share: Annotated[
         float,
         Setting(
-            help="Part of the queue, and of the memory for requests, that one client may fill while no other asks; "
-            "then less."
+            help="Fraction of the queue, and of the memory for requests, that one client may fill while no other sends "
+            "requests; less when others do."
         ),
     ] = 0.5
     #: The router batches what it has, so this bounds its batches.
     in_flight_queries: Annotated[int, Setting(help="Queries handed to the router and not yet answered.")] = 1024
     default_deadline_ms: Annotated[
         float | None,
-        Setting(help="Longest wait for a search to start, where the request names no deadline.", flag="--deadline-ms"),
+        Setting(help="Longest wait for a search to start, if the request gives no deadline.", flag="--deadline-ms"),
     ] = 30_000.0
     overload_min_nprobe: Annotated[
         int | None,
-        Setting(help="Under overload nprobe falls towards this as the queue fills beyond a half; default never."),
+        Setting(help="Under overload nprobe falls towards this value once the queue is half full; default: never."),
     ] = None
     client_timeout_s: Annotated[
-        float, Setting(help="Seconds that a client has to send its headers, its body, and to take its answer.")
+        float, Setting(help="Seconds that a client has to send its headers, to send its body, and to read its answer.")
     ] = 30.0
 
     def __post_init__(self) -> None:
@@ -106,20 +108,20 @@ class DocumentConfig:
     embedder_url: Annotated[
         str | None,
         Setting(
-            help="Server with /v1/embeddings, where the embedder of the index is openai:MODEL; default "
-            "HYBRIDINDEX_EMBEDDER_URL of the environment, which may have its key, too: HYBRIDINDEX_EMBEDDER_KEY.",
+            help="Server with /v1/embeddings, if the embedder of the index is openai:MODEL; default: "
+            "HYBRIDINDEX_EMBEDDER_URL of the environment. HYBRIDINDEX_EMBEDDER_KEY may hold its key.",
             metavar="URL",
         ),
     ] = None
     embedder_cache: Annotated[
-        Path, Setting(help="Folder that hybridindex ingest keeps the demo's embedder in (--cache).", metavar="DIR")
+        Path, Setting(help="Folder in which hybridindex ingest keeps the demo's embedder (its --cache).", metavar="DIR")
     ] = Path("build/cache")
     embedder_threads: Annotated[int, Setting(help="Threads that the embedder may use.")] = 1
     embedder_timeout_s: Annotated[
         float,
         Setting(
-            help="Seconds in which the documents of one request have to be read and embedded; else it fails, and "
-            "nothing has changed.",
+            help="Seconds within which the documents of one request must be read and embedded; otherwise it fails, "
+            "and nothing changes.",
             flag="--embedder-timeout",
         ),
     ] = 1800.0
@@ -139,20 +141,22 @@ class NodeConfig:
     """What a daemon is told that serves a share of an index, as a node of a cluster. Nodes show each other the key in
     HYBRIDINDEX_CLUSTER_KEY of the environment, which needs the role admin."""
 
-    name: Annotated[str | None, Setting(help="This node's, in the cluster; default: it is of none.", flag="--node")] = (
-        None
-    )
+    name: Annotated[
+        str | None, Setting(help="Name of this node in its cluster; default: the daemon is no node.", flag="--node")
+    ] = None
     source: Annotated[
         Path | None,
         Setting(help="The whole index, for lists that no other node has.", flag="--node-source", metavar="DIR"),
     ] = None
     memory_bytes: Annotated[
         int | None,
-        Setting(help="Memory that lists may take here; for plans.", flag="--node-memory", is_bytes=True),
+        Setting(help="Memory that lists may take on this node; for plans.", flag="--node-memory", is_bytes=True),
     ] = None
     ca: Annotated[
         Path | None,
-        Setting(help="Certificates that those of other nodes are checked with.", flag="--node-ca", metavar="FILE.pem"),
+        Setting(
+            help="CA certificates that check the certificates of other nodes.", flag="--node-ca", metavar="FILE.pem"
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -168,9 +172,11 @@ class ServiceConfig:
 
     host: Annotated[
         str | None,
-        Setting(help="Address; beyond this machine only with a key file. False: no TCP, then uds must be given."),
+        Setting(
+            help="Address to listen on; beyond this machine only with a key file. False: no TCP; then uds is required."
+        ),
     ] = "127.0.0.1"
-    port: Annotated[int, Setting(help="0: any free one.")] = 8080
+    port: Annotated[int, Setting(help="TCP port. 0: any free one.")] = 8080
     uds: Annotated[Path | None, Setting(help="Also listen on this unix socket.", metavar="PATH")] = None
     plan: Annotated[
         str,
@@ -179,52 +185,57 @@ class ServiceConfig:
             "host scans everything."
         ),
     ] = "current"
-    force: Annotated[bool, Setting(help="Apply the plan that plan names also where it is infeasible.")] = False
-    slo_ms: Annotated[float | None, Setting(help="What attainment counts; default the plan's.")] = None
-    tls_cert: Annotated[Path | None, Setting(help="Certificate; with tls_key.", metavar="FILE.pem")] = None
-    tls_key: Annotated[Path | None, Setting(help="Its key.", metavar="FILE.pem")] = None
+    force: Annotated[bool, Setting(help="Apply the plan that plan names even if it is infeasible.")] = False
+    slo_ms: Annotated[float | None, Setting(help="SLO that attainment is measured against; default: the plan's.")] = (
+        None
+    )
+    tls_cert: Annotated[Path | None, Setting(help="TLS certificate; with tls_key.", metavar="FILE.pem")] = None
+    tls_key: Annotated[Path | None, Setting(help="Private key of tls_cert.", metavar="FILE.pem")] = None
     key_file: Annotated[
-        Path | None, Setting(help="API keys; made by: hybridindex keys add.", flag="--keys", metavar="FILE")
+        Path | None, Setting(help="API keys, made by: hybridindex keys add.", flag="--keys", metavar="FILE")
     ] = None
     store_url: Annotated[
         str | None,
-        Setting(help="Control store; default control.sqlite in the index directory.", flag="--store", metavar="URL"),
+        Setting(help="Control store; default: control.sqlite in the index directory.", flag="--store", metavar="URL"),
     ] = None
     reload: Annotated[
         Literal["manual", "auto"],
         Setting(
-            help="When another generation of the index takes the place of the one that serves. 'manual': on request "
+            help="When a new generation of the index replaces the one that serves. 'manual': on request "
             "(hybridindex reload, SIGHUP). 'auto': as soon as it is there."
         ),
     ] = "manual"
     write: Annotated[
         bool,
         Setting(
-            help="Let clients add, replace and delete rows. From the first change on, no other process may write to "
-            "the index, and the daemon compacts it by itself."
+            help="Let clients add, replace and delete rows. From the first change on, no other process may write "
+            "to the index, and the daemon compacts it automatically."
         ),
     ] = True
     durability: Annotated[
         Literal["synced", "written"],
         Setting(
-            help="Of these changes. 'synced': on disk when they are answered. 'written': with the operating system, so "
-            "that a power cut may take the last ones away."
+            help="When changes of rows are answered. 'synced': once on disk. 'written': once handed to the operating "
+            "system; a power cut may lose the last ones."
         ),
     ] = "synced"
     keep_replaced: Annotated[
         bool,
         Setting(
-            help="Keep the generation that was replaced on disk, for hybridindex rollback, also when the new one "
-            "serves; until the next replacement."
+            help="Keep the replaced generation on disk for hybridindex rollback, even when the new one serves, "
+            "until the next replacement."
         ),
     ] = False
     drain_timeout_s: Annotated[
-        float, Setting(help="Seconds for requests in flight at the end.", flag="--drain-timeout")
+        float, Setting(help="Seconds to answer requests in flight when the daemon stops.", flag="--drain-timeout")
     ] = 30.0
     log_format: Annotated[Literal["text", "json"], Setting(help="Format of log lines.")] = "text"
     traces: Annotated[
         bool | None,
-        Setting(help="OpenTelemetry by OTLP over HTTP, as OTEL_* says; default: where that names a collector."),
+        Setting(
+            help="Send OpenTelemetry traces by OTLP over HTTP, as OTEL_* says; default: if these variables name a "
+            "collector."
+        ),
     ] = None
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: Limits = field(default_factory=Limits)

@@ -33,9 +33,9 @@ class Retention:
     """How many of the newest rows stay: plans and profiles of each index, events of all. Of measurements (of an LLM,
     of a ``bench``) as many more."""
 
-    plans: Annotated[int, Setting(help="Newest plans of each index that stay.", flag="--keep-plans")] = 500
-    profiles: Annotated[int, Setting(help="Newest profiles of each index that stay.", flag="--keep-profiles")] = 100
-    events: Annotated[int, Setting(help="Newest events that stay.", flag="--keep-events")] = 20_000
+    plans: Annotated[int, Setting(help="Newest plans to keep of each index.", flag="--keep-plans")] = 500
+    profiles: Annotated[int, Setting(help="Newest profiles to keep of each index.", flag="--keep-profiles")] = 100
+    events: Annotated[int, Setting(help="Newest events to keep.", flag="--keep-events")] = 20_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -87,7 +87,7 @@ def test_a_chat_needs_no_control_store(cli, index, serve, tmp_path, plan):
     answer = cli("chat", index, *words, "--plan", plan, "--store", damaged)
     assert answer.code == 0, answer.err
     assert answer.json["answer"] == "dust"
-    assert "the LLM's measured pace is not known: control store" in answer.err
+    assert "the LLM's measured speed is unknown: control store" in answer.err
     assert ("no plan: the host searches" in answer.err) == (plan != "none")
 
 
@@ -271,8 +271,8 @@ def test_a_silent_server_has_the_time_it_is_given(cli, index, serve):
         (["--llm", "ftp://x", "-q", "x"], ExitCode.BAD_INPUT, "url is"),
         (["--llm", "http://x", "--mode", "loud", "-q", "x"], ExitCode.BAD_INPUT, "mode is"),
         (["--llm", "http://x", "--pipeline", "other"], ExitCode.BAD_INPUT, "--pipeline is 'other'"),
-        (["--llm", "http://x", "--json"], ExitCode.BAD_INPUT, "nobody is there to ask"),
-        ([], ExitCode.BAD_INPUT, "--llm or --replay"),
+        (["--llm", "http://x", "--json"], ExitCode.BAD_INPUT, "--json requires --question or --replay"),
+        ([], ExitCode.BAD_INPUT, "exactly one of --llm and --replay"),
         (["--replay", "nowhere"], ExitCode.BAD_INPUT, "cannot be read"),
         (["--llm", "http://x", "--documents", "nowhere"], ExitCode.BAD_INDEX, "does not exist"),
     ],

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from hybridindex.cli import main
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
@@ -103,7 +104,7 @@ def test_the_whole_way_by_commands(cli, files, tmp_path):
     assert report.code == 0, report.err
     shown = Path(report.json["html"]).read_text()
     assert "<html" in shown.lower()
-    assert "what bench measured" in shown
+    assert "as bench measured it at" in shown
     assert f"<td>plan {report.json['plan_id']}</td><td>200</td>" in shown
     assert "No load test was run" not in shown
 
@@ -315,6 +316,9 @@ def test_every_command_takes_json_and_explains_itself():
     for name, command in commands.items():
         assert command.help, name
         assert any("--json" in p.opts for p in command.params), name
+        # Rich takes a word in brackets as a style, and does not show it.
+        for told in (command.help, *(getattr(p, "help", None) or "" for p in command.params)):
+            assert Text.from_markup(told).plain == told, name
 
 
 def test_help_shows_every_command_in_a_group(cli):

@@ -67,7 +67,10 @@ def test_an_index_is_replaced_under_its_daemon(cli, running, tmp_path):
     assert "no plan is stored" in reloaded.json["note"]
     assert "serves already" in cli("reload", index).out
     assert json.loads((index / "daemon.json").read_text())["generation"] == 2
-    for words_of_codes, said in (((), "it takes up the codes at"), (("--remove",), "codes that it read until")):
+    for words_of_codes, said in (
+        ((), "it takes up the new codes after"),
+        (("--remove",), "codes that it has read until"),
+    ):
         told = " ".join(cli("compress", index, *words_of_codes).err.split())
         assert f"{said}: hybridindex reload {index}" in told
     shown = cli("status", index).out
@@ -145,10 +148,10 @@ def test_a_plan_that_is_tried_changes_nothing_until_it_is_applied(cli, index_pat
     tried = ("plan", index_path, "--slo-ms", 50, "--budget", "16MiB", "--coverage", 0.6)
     dry = cli(*tried, "--dry-run", "--json")
     assert (dry.code, dry.json["plan_id"]) == (0, None)
-    assert "Nothing was stored. Plan 1 stays the one that serves." in cli(*tried, "--dry-run").out
+    assert "Nothing was stored. Plan 1 remains the current one." in cli(*tried, "--dry-run").out
     assert len(cli("history", index_path, "--json").json["plans"]) == 1
     said = cli(*tried).out
-    assert f"Plan 1 stays the one that serves. Apply this one with: hybridindex apply {index_path} --plan 2" in said
+    assert f"Plan 1 remains the current one. Apply this one with: hybridindex apply {index_path} --plan 2" in said
     assert cli("history", index_path, "--json").json["current"] == 1
     assert cli("explain", index_path, "current", "--json").json["plan_id"] == 1
     looked = cli("apply", index_path, "--dry-run", "--json")
@@ -258,7 +261,7 @@ def test_another_plan_takes_the_place_of_one_that_is_damaged(cli, index_path):
     assert "plan 2: damaged" in damaged.json["error"]["message"]
     other = cli("apply", index_path, "--plan", 1, "--json")
     assert (other.code, other.json["plan_id"]) == (0, 1)
-    assert "the current plan is not looked at" in other.err
+    assert "the current plan is ignored" in other.err
     assert cli("history", index_path, "--json").json["current"] == 1
 
 

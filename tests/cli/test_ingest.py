@@ -75,7 +75,7 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
         (
             ["--embedder", "openai:other"],
             ExitCode.BAD_INPUT,
-            "'openai:other', and the documents were embedded by 'openai:toy'",
+            "'openai:other', but the documents were embedded by 'openai:toy'",
         ),
         (["--embedder", "none"], ExitCode.BAD_INPUT, "embedder is 'none'; expected demo, "),
     ):
@@ -230,9 +230,9 @@ def test_ingesting_again_takes_what_changed(cli, double, tmp_path):
     assert len(found) == 3
 
     for more, complaint in (
-        (["--nlist", 2], "--nlist and --codec are of a new one"),
-        (["--center"], "--center is of a new index"),
-        (["--embedder", "openai:other"], "'openai:other', and the documents were embedded by 'openai:toy'"),
+        (["--nlist", 2], "--nlist and --codec are only for a new index"),
+        (["--center"], "--center is only for a new index"),
+        (["--embedder", "openai:other"], "'openai:other', but the documents were embedded by 'openai:toy'"),
     ):
         refused = cli("ingest", folder, index, *words, *more)
         assert (refused.code, complaint in unwrapped(refused.err)) == (ExitCode.BAD_INPUT, True), refused.err
@@ -267,7 +267,7 @@ def test_an_index_without_its_sources_is_built_anew(cli, double, file, tmp_path)
     )  # fmt: skip
     refused = cli("ingest", file, tmp_path / "idx", *words)
     assert refused.code == ExitCode.BAD_INDEX, refused.err
-    assert "does not know which files its texts came from" in refused.err
+    assert "has no record of its source files; rebuild it (--rebuild)" in refused.err
     assert cli("ingest", file, tmp_path / "idx", *words, "--rebuild").code == 0
     assert cli("ingest", file, tmp_path / "idx", *words).json["sources"]["unchanged"] == 1
 
@@ -359,8 +359,8 @@ def test_metadata_are_attributes_from_the_first_ingest_on(cli, double, tmp_path)
     assert cli("ingest", folder, index, *words, *columns).json["sources"]["unchanged"] == 3
     assert cli("ingest", folder, index, *words, "--attributes", "all").json["sources"]["unchanged"] == 3
     for more, complaint in (
-        ("year=float", "--attributes names year=float, and the index has year=int, lang=string"),
-        ("size=int", "--attributes names size=int, and the index has year=int"),
+        ("year=float", "--attributes names year=float, but the index has year=int, lang=string"),
+        ("size=int", "--attributes names size=int, but the index has year=int"),
     ):
         refused = cli("ingest", folder, index, *words, "--attributes", more)
         assert (refused.code, complaint in unwrapped(refused.err)) == (ExitCode.BAD_INPUT, True), refused.err
@@ -451,7 +451,7 @@ def test_why_a_daemon_takes_nothing_is_said(cli, double, file, tmp_path, launche
     with launcher.daemon(index, "--port", 0, "--keys", tmp_path / "keys.json"):
         refused = cli("ingest", tmp_path / "new.txt", index, *words)
         assert refused.code == ExitCode.SERVICE
-        assert "give a key: --key, or HYBRIDINDEX_KEY" in refused.err
+        assert "pass a key with --key or HYBRIDINDEX_KEY" in refused.err
         refused = cli("ingest", tmp_path / "new.txt", index, *words, "--key", key)
         assert refused.code == ExitCode.SERVICE
         assert "this needs a key with the role write" in refused.err
@@ -460,7 +460,7 @@ def test_why_a_daemon_takes_nothing_is_said(cli, double, file, tmp_path, launche
     with launcher.daemon(index, "--port", 0, "--no-write"):
         made = cli("ingest", tmp_path / "new.txt", index, *words)
         assert made.code == 0, made.err
-        assert "takes no changes: they are made beside it" in unwrapped(made.err)
+        assert "accepts no changes: writing to the index directly" in unwrapped(made.err)
         assert made.json["count"] == 241
 
 

@@ -126,7 +126,7 @@ def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["profile", "llm"], ExitCode.BAD_INPUT, "--url and --vllm-offline: expected one"),
+        (["profile", "llm"], ExitCode.BAD_INPUT, "--url and --vllm-offline: expected exactly one"),
         (["profile", "llm", "--url", "ftp://x"], ExitCode.BAD_INPUT, "url is 'ftp://x'"),
         (["profile", "llm", "--url", "http://127.0.0.1:1"], ExitCode.SERVICE, "no LLM server answers"),
         (["profile", "llm", "--url", "http://h", "--step", "a=b"], ExitCode.BAD_INPUT, "--step is 'a=b'"),
@@ -145,7 +145,7 @@ def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
         (
             ["vllm-args", "{idx}", "--model", "{tmp}", "--model-bytes", "1GiB"],
             ExitCode.BAD_INPUT,
-            "--model and --model-bytes: expected one",
+            "--model and --model-bytes: expected only one",
         ),
     ],
 )

@@ -35,12 +35,12 @@ def test_what_served_stands_beside_what_is_planned_and_placed(proposal, applied,
     assert [str(column.header) for column in table.columns][1:] == columns
     rows = {row[0]: row[1:] for row in zip(*(column.cells for column in table.columns), strict=True)}
     assert rows["lists on devices"][0] == "0"
-    assert rows["most requests/s within it"][::2] == ("17,771", "93.46")
+    assert rows["most requests/s within the SLO"][::2] == ("17,771", "93.46")
 
 
 @pytest.mark.parametrize(
     ("before_of_after", "words"),
-    [(1.0, "latency as before"), (1 + 1e-9, "latency as before"), (0.5, "slower"), (2.0, "faster")],
+    [(1.0, "latency unchanged"), (1 + 1e-9, "latency unchanged"), (0.5, "slower"), (2.0, "faster")],
 )
 def test_a_change_of_latency_has_a_direction_and_no_sign(proposal, before_of_after, words):
     after = proposal.comparison.latency_ms_after

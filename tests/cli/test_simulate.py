@@ -151,7 +151,7 @@ def test_clusters_are_compared_and_the_knee_is_explained(cli, index):
     assert cli(*words, "--json").json == told.json
     dear = cli(*words, "--request-us", 4000, "--client-us", 700, "--json").json
     assert dear["nodes"][2]["compliant_rate"]["rate"] < four["compliant_rate"]["rate"]
-    assert any("4e+03 us for each request" in sentence for sentence in dear["assumptions"])
+    assert any("4e+03 us per request" in sentence for sentence in dear["assumptions"])
     assert any("a client adds 700 us to each" in sentence for sentence in dear["assumptions"])
     shown = cli(*words, "--node-replicas", 1).out
     assert "nodes 1: " in shown
@@ -185,10 +185,10 @@ def test_a_rate_that_no_number_of_nodes_serves_is_infeasible(cli, index):
         (("--nodes", "1,x"), "--nodes is '1,x'"),
         (("--nodes", "65"), "nodes is 65"),
         (("--nodes", "0"), "nodes is 0"),
-        (("--nodes", "2", "--policy", "ours"), "give no --policy"),
+        (("--nodes", "2", "--policy", "ours"), "omit --policy"),
         (("--nodes", "2", "--llm", "latest"), "--llm"),
-        (("--nodes", "2", "--drift", 1), "give no --drift"),
-        (("--nodes", "2", "--plot", "x.png"), "give no --plot"),
+        (("--nodes", "2", "--drift", 1), "omit --drift"),
+        (("--nodes", "2", "--plot", "x.png"), "omit --plot"),
         (("--nodes", "2", "--node-replicas", 0), "replicas is 0"),
         (("--nodes", "2", "--network-us", -1), "--network-us is -1"),
         (("--nodes", "2", "--network-gbps", 0), "--network-gbps is 0"),
@@ -219,12 +219,12 @@ def test_what_is_wrong_with_a_cluster_is_named(cli, index, words, named):
         (("--device-bandwidth", "0"), "--device-bandwidth is 0"),
         (("--max-batch", 0), "max_batch is 0"),
         (("--device-efficiency", 2), "device_efficiency"),
-        (("--profile", "/none"), "--profile: /none"),
+        (("--profile", "/none"), "--profile is /none"),
         (("--profile", 3), "--profile is the id 3"),
         (("--llm", "/none"), "--llm"),
         (("--overlap", 2), "overlap is 2"),
         (("--attainment", 2), "attainment is 2"),
-        (("--drift", 1), "--drift simulates ours alone"),
+        (("--drift", 1), "--drift simulates only ours"),
     ],
 )
 def test_what_is_wrong_is_named(cli, index, words, named):

@@ -37,7 +37,7 @@ def test_a_split_that_places_nothing_is_the_host_and_said(index, plan):
     assert [design.name for design in designs] == ["all on the device"]
     assert designs[0].plan.coverage == 1
     assert "which answers" in words
-    assert "the split places nothing and is the host" in words
+    assert "the split places nothing and equals the host" in words
 
 
 def test_all_designs_are_measured_and_shown_as_the_third_act(index, plan, monkeypatch):

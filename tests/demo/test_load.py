@@ -99,7 +99,7 @@ def test_without_apt_the_package_only_part_is_served_and_said(world: World, tmp_
     world.missing_tool = "apt-get"
     data = load_dataset(tmp_path / "cache")
     assert [source.name for source in data.sources] == ["wikipedia"]
-    assert "package-only" in data.notes[0]
+    assert "Wikipedia leads only" in data.notes[0]
     assert any("debian-descriptions" in note and "apt-get is not installed" in note for note in data.notes)
 
 
@@ -161,12 +161,12 @@ def test_what_was_left_out_is_tried_again(world: World, tmp_path: Path) -> None:
     assert (world.fetched, world.embedded) == before
     assert offline.notes == first.notes
     assert [source.name for source in offline.sources] == ["wikipedia"]
-    assert "again: dict-foldoc, dict-jargon, debian-descriptions" in stages
+    assert "retry: dict-foldoc, dict-jargon, debian-descriptions" in stages
     world.missing_tool = None
     found = load_dataset(tmp_path / "cache")
     assert _same(found, full)
     assert found.sources == full.sources
-    assert not [note for note in found.notes if "Left out" in note or "package-only" in note]
+    assert not [note for note in found.notes if "Left out" in note or "Wikipedia leads only" in note]
 
 
 def test_a_source_that_comes_late_does_not_cost_those_that_are_there(world: World, tmp_path: Path) -> None:

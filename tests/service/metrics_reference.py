@@ -22,18 +22,18 @@ __all__ = ["reference"]
 
 _HEAD = """# Metrics
 
-What `GET /metrics` of a [daemon](service.md) answers, in Prometheus's text format. With several indexes each value has
-the label `index`. Histograms have `_bucket`, `_sum`, `_count`. [alerts.yml](../examples/alerts.yml) alerts on some of
-them, and [grafana.json](../examples/grafana.json) draws them.
+`GET /metrics` of a [daemon](service.md) answers these metrics in Prometheus's text format. With several indexes each
+value has the label `index`. Histograms have `_bucket`, `_sum`, `_count`. [alerts.yml](../examples/alerts.yml) has alert
+rules, and [grafana.json](../examples/grafana.json) a dashboard.
 
 """
 _NODES = """
 ## Nodes of a cluster
 
-Besides those above ([several machines](cluster.md#operations)):
+In addition to those above ([several machines](cluster.md#operations)):
 
 """
-_TABLE = "| metric | type | labels | says |\n| --- | --- | --- | --- |\n"
+_TABLE = "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def reference() -> str:

@@ -38,15 +38,17 @@ def register(app: typer.Typer) -> None:
         *,
         rate: Annotated[list[float], typer.Option("--rate", help="Requests per second; repeat for several.")],
         duration: Annotated[float, typer.Option(help="Seconds per rate.")] = 10.0,
-        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default the plan's.")] = None,
+        slo_ms: Annotated[
+            float | None, typer.Option("--slo-ms", help="SLO that attainment is measured against; default: the plan's.")
+        ] = None,
         asked: SearchOptions,
         seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0,
         machine: MachineOptions,
     ) -> None:
-        """Open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
+        """Run an open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
         given = np.asarray(load_npy(queries, "--queries"))
         if given.shape[:1] == (0,):
-            raise InvalidInputError("--queries holds 0 rows; expected 1 at least")
+            raise InvalidInputError("--queries holds 0 rows; expected at least 1")
         rows: list[LoadResult] = []
         interrupted = False
         with hx.open(index) as opened:
@@ -102,7 +104,7 @@ def register(app: typer.Typer) -> None:
                     load=[asdict(row) for row in rows],
                 )
         except StoreError as error:
-            err.print(f"no report will show this load: {error}", highlight=False)
+            err.print(f"this load is not stored, and no report will show it: {error}", highlight=False)
         emit(payload, as_json=machine.json, table=table)
         if interrupted:
             words = f"KeyboardInterrupt: interrupted; {len(rows)} of {len(loads)} rates were measured"

@@ -51,8 +51,8 @@ __all__ = ["register"]
 
 _PIPERAG = "piperag"
 _NOT_FOLLOWED = (
-    "the settings file has [refresh], which needs the load of a daemon: the plan of this chat stays; hybridindex serve "
-    "follows the load, and chat searches through it"
+    "the settings file has [refresh], which only a daemon follows: this chat keeps its plan; start hybridindex serve, "
+    "and chat searches through it"
 )
 #: Characters of a passage in the table.
 _SHOWN = 160
@@ -62,9 +62,13 @@ _SHOWN = 160
 class PipeRAGOptions:
     """For --pipeline piperag alone."""
 
-    interval: Annotated[int | None, typer.Option(help="PipeRAG: tokens between retrievals (64).", min=1)] = None
-    max_tokens: Annotated[int | None, typer.Option(help="PipeRAG: tokens of an answer (256).", min=1)] = None
-    min_nprobe: Annotated[int | None, typer.Option(help="PipeRAG: fewest lists under a deadline.", min=1)] = None
+    interval: Annotated[int | None, typer.Option(help="PipeRAG: tokens between retrievals (default: 64).", min=1)] = (
+        None
+    )
+    max_tokens: Annotated[int | None, typer.Option(help="PipeRAG: tokens per answer (default: 256).", min=1)] = None
+    min_nprobe: Annotated[int | None, typer.Option(help="PipeRAG: fewest lists per query under a deadline.", min=1)] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +76,17 @@ class TalkOptions:
     """What is asked, by which pipeline, and what is recorded or replayed."""
 
     pipeline: Annotated[str, typer.Option(help=f"{', '.join(PIPELINES)} or {_PIPERAG}.")] = "hyde"
-    question: Annotated[str | None, typer.Option("--question", "-q", help="One question; then exit.")] = None
+    question: Annotated[str | None, typer.Option("--question", "-q", help="Answer one question, then exit.")] = None
     lookahead: Annotated[
         bool, typer.Option("--lookahead/--no-lookahead", help="Move lists while the LLM generates.")
     ] = True
-    record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Append to a trace.")] = None
+    record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Append the run to this trace.")] = (
+        None
+    )
     replay: Annotated[
-        Path | None, typer.Option("--replay", metavar="FILE", help="Say what a trace recorded; no --llm.")
+        Path | None, typer.Option("--replay", metavar="FILE", help="Replay what this trace recorded; needs no --llm.")
     ] = None
-    speed: Annotated[float, typer.Option(help="Of a replay, against the recorded.")] = 1.0
+    speed: Annotated[float, typer.Option(help="Replay speed, relative to the recording.")] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +96,18 @@ class PassageOptions:
     k: Annotated[int, typer.Option("-k", help="Passages per search.", min=1)] = 5
     nprobe: Nprobe = None
     documents: Annotated[
-        Path | None, typer.Option("--documents", metavar="FILE", help="Default documents.sqlite in INDEX.")
+        Path | None,
+        typer.Option("--documents", metavar="FILE", help="Document store; default: documents.sqlite in INDEX."),
     ] = None
     plan: Annotated[
         str | None,
         typer.Option(
-            help="Plan id, 'current' (applied last), 'latest', or 'none' to search on the host alone.",
+            help="Plan id, 'current' (applied last), 'latest', or 'none' to search on the host only.",
             show_default="current",
         ),
     ] = None
     store: StoreUrl = None
-    cache: Annotated[Path, typer.Option("--cache", help="Where the demo's embedder is kept.")] = Path("build/cache")
+    cache: Annotated[Path, typer.Option("--cache", help="Folder for the demo's embedder.")] = Path("build/cache")
 
 
 def register(app: typer.Typer) -> None:
@@ -121,20 +128,20 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Ask questions; answers are streamed, with their passages. Ctrl-C ends an answer, Ctrl-D the chat.
 
-        With --replay, the recorded questions are asked again. Where no daemon serves the index, a router is opened as
-        its options and the settings file say: plan, store_url and [router] of that which serve takes.
+        With --replay, the recorded questions are asked again. If no daemon serves the index, chat opens a router with
+        its options and the settings file: plan, store_url and the table router, as for serve.
         """
         pipeline, question, replay = talk.pipeline, talk.question, talk.replay
         if pipeline != _PIPERAG and pipeline not in PIPELINES:
             raise InvalidInputError(f"--pipeline is {pipeline!r}; expected one of {', '.join(PIPELINES)}, {_PIPERAG}")
         if (server.llm is None) == (replay is None):
-            raise InvalidInputError("give --llm or --replay, one of them")
+            raise InvalidInputError("give exactly one of --llm and --replay")
         if json and question is None and replay is None:
-            raise InvalidInputError("--json needs --question or --replay: nobody is there to ask")
+            raise InvalidInputError("--json requires --question or --replay")
         given = asdict(piperag)
         if pipeline != _PIPERAG and replay is None and any(given.values()):
             named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
-            raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
+            raise InvalidInputError(f"{named}: only for --pipeline {_PIPERAG}; --pipeline is {pipeline!r}")
         told = {**router.given(), "plan": passages.plan, "store_url": passages.store}
         said = settings_in(config)
         settings = said.without("refresh", "indexes").build(ServiceConfig, told)
@@ -221,7 +228,7 @@ def _answer(steps: Steps, run: Callable[[Steps], Answer], shown: _Shown | None, 
     except KeyboardInterrupt as ended:
         if not talking or isinstance(ended, Terminated):
             raise
-        err.print("\nended; the retrieval session is closed", highlight=False)
+        err.print("\ninterrupted; the retrieval session is closed", highlight=False)
         return None
     except GenerationError as error:
         if not talking:

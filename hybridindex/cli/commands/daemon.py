@@ -34,16 +34,14 @@ from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
-Index = Annotated[
-    Path | None, typer.Argument(metavar="[INDEX]", help="Index directory whose daemon is meant.", show_default=False)
-]
+Index = Annotated[Path | None, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="http://host:port or unix:/path; default the daemon of the index.", show_default=False),
+    typer.Option("--url", help="http://host:port or unix:/path; default: the daemon of the index.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Apply a plan that cannot meet its SLO, too.")]
+Force = Annotated[bool, typer.Option("--force", help="Apply the plan even if it cannot meet its SLO.")]
 BandwidthShare = Annotated[
-    float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
+    float | None, typer.Option("--bandwidth-share", help="Fraction of the time that may be spent on copying.")
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a call that changes no plan.
@@ -54,17 +52,17 @@ _TIMEOUT_S = 10.0
 class TargetOptions:
     """What the next plan is asked for."""
 
-    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None
+    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="SLO; default: the current plan's.")] = None
     budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None
     rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None
     coverage: Annotated[
-        str | None, typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again.")
+        str | None, typer.Option(metavar="FRACTION|solve", help="Fraction of lists on devices, or solve for it again.")
     ] = None
     hit_rate_model: Annotated[
-        str | None, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical or best.")
+        str | None, typer.Option(help="Hit-rate model: beta, beta-binomial, empirical or best.")
     ] = None
     headroom: Annotated[
-        float | None, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
+        float | None, typer.Option(help="Fraction of the rate and of the SLO that search must have to spare.")
     ] = None
 
     row_cache: RowCache = None
@@ -120,10 +118,10 @@ def _status_table(status: dict[str, Any]) -> Table:
     refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
     if precision := index.get("precision"):  # a daemon of 0.2 has none
         table.add_row("scans", f"{precision}; rows on disk" if index.get("rows") == "mapped" else precision)
-    table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
+    table.add_row("queue", f"{queue['waiting']} of {queue['limit']} waiting, {queue['in_flight']} in flight")
     table.add_row("refused", refused)
     table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")
-    whole, beside = index.get("list_bytes"), status["residency"].get("rows")  # a daemon of 0.3 has none
+    whole, beside = index.get("list_bytes"), status["residency"].get("rows")  # a daemon of 0.2 has none
     of = "" if whole is None or beside else f" of {readable_bytes(whole)}"
     of += f" with the rows of {beside:,} lists" if beside else ""
     for tier in status["devices"]:
@@ -138,7 +136,7 @@ def _status_table(status: dict[str, Any]) -> Table:
         table.add_row("note", note)
     if reloads := status.get("reload"):  # a daemon of 0.2 has none
         table.add_row("index", _reloads(index["generation"], reloads))
-    if changes := status.get("changes"):  # a daemon of 0.4 has none
+    if changes := status.get("changes"):  # a daemon of 0.2 has none
         table.add_row("rows", _rows(changes))
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
@@ -170,14 +168,14 @@ def _rows(changes: dict[str, Any]) -> str:
     words.append(f"change {changes['number']:,}, log {readable_bytes(changes['log_bytes'])}")
     shaped = f" ({changes['split']} lists split, {changes['dissolved']} dissolved)" if changes["compactions"] else ""
     words.append(f"{changes['compactions']} compactions{shaped}")
-    words.append("it writes" if changes["writer"] else "it may write" if changes["writes"] else "it takes no changes")
+    words.append("writing" if changes["writer"] else "may write" if changes["writes"] else "accepts no changes")
     return "; ".join([*words, *([changes["problem"]] if changes["problem"] else [])])
 
 
 def _reloads(generation: int, found: dict[str, Any]) -> str:
     words = [f"generation {generation}, reload {found['mode']}: {found['done']} done, {found['failed']} failed"]
     if found["under_way"]:
-        words.append("one is under way")
+        words.append("one in progress")
     if found["last_error"]:
         words.append(found["last_error"])
     words += [f"{old['sessions']} session(s) still use generation {old['generation']}" for old in found["retired"]]
@@ -199,19 +197,19 @@ def _offline(
     check_share(share)
     require_store(store)
     if bandwidth_share is not None:
-        err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
+        err.print("no daemon runs: --bandwidth-share only affects the predicted duration of the move", highlight=False)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         view = choose_view(opened.ivf, control)
         serves = current_plan_id(control, view.fingerprint) is not None
         try:
             found = load_plan(view, "current", control) if serves else None
         except StoreError as error:  # its row is damaged; another one may take its place
-            err.print(f"the current plan is not looked at: {error}", highlight=False)
+            err.print(f"the current plan is ignored: {error}", highlight=False)
             found = None
         current = None if found is None else found[1]
         plan, plan_id = decide(opened, control, current)
         if current is not None and current.index_fingerprint != plan.index_fingerprint:
-            err.print("the current plan is of the other precision: nothing is compared", highlight=False)
+            err.print("the current plan is of the other precision: it is not compared", highlight=False)
             current = None
         served = Served.nowhere(current, opened.nlist)
         proposal = propose(plan, current, served, reason="requested", bandwidth_share=share)
@@ -232,10 +230,10 @@ def register(app: typer.Typer) -> None:
         index: Index = None,
         url: Url = None,
         key: Key = None,
-        watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, on a terminal.")] = False,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second (on a terminal).")] = False,
         json: Json = False,
     ) -> None:
-        """Say what a running daemon serves, where lists are and what waits. Exit status 8 when none answers."""
+        """Show what a running daemon serves, where lists are and what waits. Exit status 8 if none answers."""
         with _connect(index, url, key) as client:
             found = client.status()
             if json or not (watch and out.is_terminal):
@@ -250,7 +248,9 @@ def register(app: typer.Typer) -> None:
     @grouped
     def repartition(
         index: Index = None,
-        apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only say what would change.")] = False,
+        apply: Annotated[
+            bool, typer.Option("--apply", help="Apply the plan; otherwise only show what would change.")
+        ] = False,
         force: Force = False,
         *,
         asked: TargetOptions,
@@ -260,11 +260,11 @@ def register(app: typer.Typer) -> None:
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Plan anew: what is on devices now, what is planned, what has room. --apply moves lists while searches go on.
+        """Plan anew: what is on devices now, what is planned, what fits. --apply moves lists while searches go on.
 
-        Without a running daemon, the plan is made (and with --apply becomes the current one) for the next one. Exit
-        status 10 when the SLO cannot be met: such a plan is applied only with --force. What is not given stays; a fixed
-        coverage is given up by --coverage solve.
+        Without a running daemon, the plan is for the next one (and with --apply becomes the current plan). Exit status
+        10 if the SLO cannot be met: such a plan is applied only with --force. Options that are not given keep their
+        values; --coverage solve ends a fixed coverage.
         """
         changes = asked.changes()
 
@@ -290,7 +290,7 @@ def register(app: typer.Typer) -> None:
         index: Index = None,
         plan: Annotated[str, typer.Option("--plan", help="Plan id, or 'latest'.")] = "latest",
         force: Force = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
         *,
         bandwidth_share: BandwidthShare = None,
         url: Url = None,
@@ -298,9 +298,9 @@ def register(app: typer.Typer) -> None:
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Make a stored plan the one that serves; a running daemon moves its lists, the next one resumes it.
+        """Make a stored plan the current one; a running daemon moves its lists, the next daemon resumes it.
 
-        Exit status 10 when the plan cannot meet its SLO; such a plan is applied only with --force.
+        Exit status 10 if the plan cannot meet its SLO; such a plan is applied only with --force.
         """
 
         def decide(opened: hx.Index, control: ControlStore, _current: Plan | None) -> tuple[Plan, int]:
@@ -318,10 +318,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def reload(index: Index = None, url: Url = None, key: Key = None, json: Json = False) -> None:
-        """Let a running daemon serve the current generation of its index, while searches go on.
+        """Make a running daemon serve the current generation of its index, while searches go on.
 
-        After build or import with --replace, or rollback. Where that generation cannot serve, the one before goes on,
-        and the exit status is 8. A daemon that started without a plan takes up the one that was made since.
+        Use it after build or import with --replace, or rollback. If that generation cannot serve, the previous one
+        continues and the exit status is 8. A daemon that started without a plan takes up one made since.
         """
         with _connect(index, url, key) as client:
             answer = client.reload()
@@ -341,7 +341,7 @@ def register(app: typer.Typer) -> None:
         key: Key = None,
         json: Json = False,
     ) -> None:
-        """Let a running daemon finish what it has and stop."""
+        """Stop a running daemon after it has answered its requests."""
         with _connect(index, url, key) as client:
             client.drain()
         emit({"draining": True}, as_json=json, table="draining")
@@ -356,13 +356,13 @@ def _register_keys(app: typer.Typer) -> None:
     @keys.command()
     def add(
         file: KeyPath,
-        name: Annotated[str, typer.Argument(help="Whose key it is.", show_default=False)],
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)],
         role: Annotated[
             str, typer.Option(help="search; write: also change rows; admin: also plans and the daemon.")
         ] = "search",
         json: Json = False,
     ) -> None:
-        """Make a key. It is shown once; the file keeps its hash."""
+        """Make a key. It is shown once; the file stores its hash."""
         key = KeyFile(file).add(name, role)
         emit({"name": name, "role": role, "key": key}, as_json=json)
         if not json:
@@ -382,10 +382,10 @@ def _register_keys(app: typer.Typer) -> None:
     @keys.command()
     def revoke(
         file: KeyPath,
-        name: Annotated[str, typer.Argument(help="Whose key ends.", show_default=False)],
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)],
         json: Json = False,
     ) -> None:
-        """End a key. A running daemon notices at its next request."""
+        """Revoke a key. A running daemon notices at its next request."""
         keys = KeyFile(file)
         keys.read()  # refuses a file that is not there
         keys.revoke(name)

@@ -36,16 +36,16 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def demo(
-        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path(
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Output directory.")] = Path(
             "build/demo"
         ),
         device: Annotated[str, typer.Option(help="auto, cuda:N, or cpu for the stand-in device.")] = "auto",
         hardware: Annotated[
-            str, typer.Option(metavar="NAMExN|FILE.jsonxN", help="What the last act is projected for without a GPU.")
+            str, typer.Option(metavar="NAMExN|FILE.jsonxN", help="Hardware to project the last act for, without a GPU.")
         ] = "h100",
         json: Json = False,
     ) -> None:
-        """Real text, real queries, from nothing: build, profile, plan, serve with and without the plan, report."""
+        """Build, profile, plan, serve with and without the plan, and report; real text, real queries."""
         from hybridindex.demo.run import run_demo
         from hybridindex.report import write_report
         from hybridindex.report.acts import acts_of_demo, hot_shares

@@ -26,15 +26,15 @@ State = Literal["ok", "note", "missing"]
 
 #: What an import of torch raises where it, or a library that it needs, is not there or is another one.
 _BROKEN = (ImportError, OSError, RuntimeError, ValueError)
-_LOAD_REMEDY = "install the library that the error names, or the package anew"
+_LOAD_REMEDY = "install the library that the error names, or reinstall the package"
 #: Use and packages of an extra.
 _EXTRAS = {
-    "client": ("asks a daemon or a server, from Python and on the command line", ("httpx",)),
+    "client": ("requests to a daemon or a server, from Python and on the command line", ("httpx",)),
     "service": (
         "hybridindex serve",
         ("apscheduler", "fastapi", "httpx", "prometheus-client", "pydantic", "typing-extensions", "uvicorn"),
     ),
-    "refresh": ("refreshes at set times", ("apscheduler",)),
+    "refresh": ("refreshes on a schedule", ("apscheduler",)),
     "filters": ("attributes of rows, and conditions on them", ("pyarrow", "sqlglot")),
     "ingest": ("texts of PDF files", ("pypdf",)),
     "cluster": (
@@ -75,7 +75,7 @@ def _hardware() -> list[Finding]:
     try:
         info = hardware_info()
     except _BROKEN as error:  # it asks torch for devices
-        return [Finding(what="hardware", state="note", detail=f"cannot be looked at: {error}")]
+        return [Finding(what="hardware", state="note", detail=f"cannot be examined: {error}")]
     flags = " ".join(f for f in info.cpu_flags if f.startswith(("avx", "amx", "asimd", "sve"))) or "none known"
     cpu = f"{info.cpu_model}, {info.cores} usable cores, vector units: {flags}"
     return [
@@ -94,14 +94,14 @@ def _extension() -> Finding:
             remedy="install a wheel, or the source with a C++ compiler: pip install --force-reinstall --no-deps .",
         )
     kernels = ", ".join(native.kernels_here())
-    return Finding(what="native extension", state="ok", detail=f"host scan kernels here, best first: {kernels}")
+    return Finding(what="native extension", state="ok", detail=f"usable host scan kernels, best first: {kernels}")
 
 
 def _faiss() -> Finding:
     try:
         faiss = require_faiss()
     except MissingDependencyError as error:
-        detail = "not installed: trains, quantizes and scans"
+        detail = "not installed: needed to train, quantize and scan"
         remedy = f"{how_to_install('cpu')}; beside a GPU: {how_to_install('gpu')}"
         if error.name != "faiss":
             detail, remedy = f"installed, but does not load: {error.__cause__}", _LOAD_REMEDY
@@ -133,12 +133,12 @@ def _torch() -> list[Finding]:
             detail = f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         except RuntimeError as error:
             state, detail = "note", f"does not answer: {error}"
-        remedy = "" if state == "ok" else "see what nvidia-smi and the kernel's log say of it"
+        remedy = "" if state == "ok" else "see nvidia-smi and the kernel log"
         found.append(Finding(what=f"cuda:{number}", state=state, detail=detail, remedy=remedy))
     if not count:
         detail = "no CUDA device: the device tier runs on the stand-in device in RAM ('cpu')"
         found.append(
-            Finding(what="GPU", state="note", detail=detail, remedy="timings of a stand-in say nothing of GPUs")
+            Finding(what="GPU", state="note", detail=detail, remedy="timings of a stand-in say nothing about GPUs")
         )
     return found
 
@@ -165,7 +165,7 @@ def _extras() -> list[Finding]:
     found = []
     for extra, (use, packages) in _EXTRAS.items():
         missing = next((package for package in packages if _package(package) is None), None)
-        detail = f"all of it is installed: {use}" if missing is None else f"{missing} is not installed: {use}"
+        detail = f"completely installed: {use}" if missing is None else f"{missing} is not installed: {use}"
         state: State = "ok" if missing is None else "note"
         remedy = "" if missing is None else how_to_install(extra)
         found.append(Finding(what=f"extra {extra}", state=state, detail=detail, remedy=remedy))
@@ -180,7 +180,7 @@ def _wait_policy() -> Finding:
         what="OMP_WAIT_POLICY",
         state="note",
         detail=f"{policy or 'unset'}: spinning threads of programs that load the library distort timings on busy "
-        "machines; hybridindex itself takes PASSIVE where it is unset",
+        "machines; the command hybridindex uses PASSIVE if it is unset",
         remedy="export OMP_WAIT_POLICY=PASSIVE before Python starts",
     )
 
@@ -215,17 +215,18 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--gpu", help="Examine the devices: memory, versions, scanners, measurements.")
         ] = False,
         index: Annotated[
-            Path | None, typer.Option("--index", metavar="INDEX", help="With --gpu: what its newest profile measured.")
+            Path | None,
+            typer.Option("--index", metavar="INDEX", help="With --gpu: show what its newest profile measured."),
         ] = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Say what hardware and libraries are here, what is missing and how to get it."""
+        """Show the hardware and libraries found, what is missing and how to install it."""
         if gpu:
             _emit_gpu_report(index, store, as_json=json)
             return
         if index is not None:
-            raise typer.BadParameter("--index needs --gpu: without it nothing is asked of an index")
+            raise typer.BadParameter("--index requires --gpu")
         findings = examine()
         emit({"version": __version__, "findings": findings}, as_json=json, table=findings_table(findings))
         if any(f.required and f.state == "missing" for f in findings):

@@ -61,11 +61,11 @@ __all__ = ["index_table", "register"]
 class LayoutOptions:
     """How vectors are kept and searched."""
 
-    nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None
+    nlist: Annotated[int | None, typer.Option(help="Number of lists; default: about 4*sqrt(n).", min=1)] = None
     metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip"
     codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M]; rabitq: see compress.")] = "flat"
-    bits: Annotated[int | None, typer.Option(help="Compress: codes of 1, 2 or 4 bits beside the rows.")] = None
-    rerank: Annotated[str | None, typer.Option(help="Of codec rabitq: codec of the rows, flat, fp16, bf16 or sq8.")] = (
+    bits: Annotated[int | None, typer.Option(help="Compress: store codes of 1, 2 or 4 bits beside the rows.")] = None
+    rerank: Annotated[str | None, typer.Option(help="With codec rabitq: codec of the rows: flat, fp16, bf16, sq8.")] = (
         None
     )
     normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False
@@ -108,7 +108,7 @@ def _share_problem(opened: hx.Index) -> str | None:
     if share is None or recorded is None:
         return None
     damaged = np.flatnonzero(recorded & ~share.held).tolist()
-    return f"{name_lists(damaged)} of the share are damaged: have it hold them anew" if damaged else None
+    return f"{name_lists(damaged)} of the share are damaged; take them again" if damaged else None
 
 
 def index_table(facts: dict[str, Any], title: str) -> Table:
@@ -130,7 +130,7 @@ def _digests_problem(opened: hx.Index) -> str | None:
     of_lists = rows.manifest.files[LISTS_FILE].xxh3_128
     if not filesystem.exists(file) or read_digests(file, of_lists, rows.nlist) is not None:
         return None
-    return f"{file.name} is damaged: damage of a list would not say of which; the next generation has it anew"
+    return f"{file.name} is damaged: it cannot name a damaged list; the next generation has a new one"
 
 
 def _attribute_problem(opened: hx.Index) -> str | None:
@@ -185,7 +185,7 @@ def _candidate_table(candidates: CandidateTable) -> Table:
 
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),
+    typer.Option("--replace", help="Replace an existing index; it is kept for rollback."),
 ]
 
 
@@ -193,12 +193,12 @@ def _say_who_serves(index: Path) -> None:
     """On standard error: what a running daemon serves, and what changes that."""
     daemon = find_daemon(index)
     if daemon is not None and daemon.generation != read_manifest(index).generation:
-        words = f'{daemon}; it goes on until: hybridindex reload {index} (or its setting reload = "auto")'
+        words = f'{daemon} until: hybridindex reload {index} (or its setting reload = "auto")'
         err.print(words, highlight=False)
     elif daemon is None and filesystem.exists(index / "cluster" / "cluster.json"):
         words = (
-            "a cluster serves it: nodes go on to what was compacted, or went back, by themselves, and to what was "
-            f"built anew by: hybridindex cluster repartition {index}"
+            "a cluster serves it: nodes take up a compaction or a rollback by themselves, and a rebuilt index after: "
+            f"hybridindex cluster repartition {index}"
         )
         err.print(words, highlight=False)
 
@@ -206,7 +206,7 @@ def _say_who_serves(index: Path) -> None:
 def _say_replaced(index: Path, facts: dict[str, Any]) -> None:
     facts["previous_generation"] = kept = previous_generation(index)
     if kept is not None:
-        err.print(f"generation {kept} stays until this one serves; back to it: hybridindex rollback {index}")
+        err.print(f"generation {kept} is kept until this one serves; to go back: hybridindex rollback {index}")
         _say_who_serves(index)
 
 
@@ -250,8 +250,8 @@ def register(app: typer.Typer) -> None:
         source: InputOptions,
         attributes: RowAttributes = None,
         layout: LayoutOptions,
-        memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
-        seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
+        memory: Annotated[str, typer.Option(help="Anonymous memory that the build may use.")] = "1GiB",
+        seed: Annotated[int | None, typer.Option(help="Seed of training; default: the library's.")] = None,
         replace: Replace = False,
         json: Json = False,
     ) -> None:
@@ -291,15 +291,18 @@ def register(app: typer.Typer) -> None:
         file: Annotated[Path, typer.Argument(metavar="FILE.faiss", help="Any faiss IVF index.", show_default=False)],
         index: IndexPath,
         replace: Replace = False,
-        nprobe: Annotated[int | None, typer.Option(help="Default lists per query; default the file's.", min=1)] = None,
+        nprobe: Annotated[int | None, typer.Option(help="Default lists per query; default: the file's.", min=1)] = None,
         refine: Annotated[
             str | None,
-            typer.Option(help="Of IVF…,RFlat: vectors puts the exact vectors into the lists, drop keeps the codes."),
+            typer.Option(
+                help="For IVF…,RFlat: vectors (exact vectors go into the lists) or drop (keep only the codes)."
+            ),
         ] = None,
         allow_on_disk: Annotated[
             bool,
             typer.Option(
-                "--allow-on-disk", help="Read lists from the file below its folder that FILE names. Of a trusted FILE."
+                "--allow-on-disk",
+                help="Also read lists from the file that FILE names, below its folder. Only for a trusted FILE.",
             ),
         ] = False,
         json: Json = False,
@@ -326,9 +329,9 @@ def register(app: typer.Typer) -> None:
     def compress(
         ctx: typer.Context,
         index: IndexPath,
-        bits: Annotated[int, typer.Option(help="Of a dimension: 1, 2 or 4.")] = 1,
+        bits: Annotated[int, typer.Option(help="Bits per dimension: 1, 2 or 4.")] = 1,
         recall_loss: Annotated[
-            float, typer.Option(help="Share of recall@k that searches may lose on average; decides the candidates.")
+            float, typer.Option(help="Fraction of recall@k that searches may lose on average; sets the candidates.")
         ] = 0.005,
         queries: Annotated[
             Path | None,
@@ -336,20 +339,20 @@ def register(app: typer.Typer) -> None:
                 "--queries",
                 "-q",
                 metavar="FILE.npy",
-                help="Some hundred queries that measure the candidates; default rows of the index with noise.",
+                help="A few hundred queries to measure the candidates with; default: rows of the index, with noise.",
             ),
         ] = None,
-        seed: Annotated[int, typer.Option(help="Of the rotation and of samples.")] = 0,
+        seed: Annotated[int, typer.Option(help="Seed of the rotation and of samples.")] = 0,
         remove: Annotated[bool, typer.Option("--remove", help="Remove the codes.")] = False,
         json: Json = False,
     ) -> None:
-        """Put RaBitQ codes beside the rows of an index. Searches scan them, and compare the best rows exactly."""
+        """Add RaBitQ codes to an index. Searches scan them and compare the best rows exactly."""
         if remove:
             refuse_beside_remove(ctx, ("bits", "recall_loss", "queries", "seed"))
             with hx.open(index, verify="quick") as opened:
                 removed = opened.remove_codes()
             emit({"removed_bytes": removed}, as_json=json, table=f"removed {readable_bytes(removed)} of codes")
-            _say_codes_changed(index, "it searches by the codes that it read until")
+            _say_codes_changed(index, "it uses the codes that it has read until")
             return
         given = None if queries is None else load_npy(queries, "--queries")
         # Before every byte of the index is compared with its checksum.
@@ -372,7 +375,7 @@ def register(app: typer.Typer) -> None:
         emit({**facts, "candidates": spec.candidates}, as_json=json, table=table)
         if given is None:
             err.print("candidates were measured with rows of the index; real queries (--queries) may need more")
-        _say_codes_changed(index, "it takes up the codes at")
+        _say_codes_changed(index, "it takes up the new codes after")
 
     @app.command()
     def attributes(
@@ -381,16 +384,16 @@ def register(app: typer.Typer) -> None:
         table: Annotated[
             Path | None,
             typer.Argument(
-                metavar="FILE", show_default=False, help="Parquet, Arrow, Feather, CSV or JSON lines: a row an id."
+                metavar="FILE", show_default=False, help="Parquet, Arrow, Feather, CSV or JSON lines: one row per id."
             ),
         ] = None,
         id_column: Annotated[
-            str | None, typer.Option(metavar="NAME", help="Column of the ids; default the rows are counted from 0.")
+            str | None, typer.Option(metavar="NAME", help="Column of the ids; default: rows are numbered from 0.")
         ] = None,
         remove: Annotated[bool, typer.Option("--remove", help="Remove the attributes.")] = False,
         json: Json = False,
     ) -> None:
-        """Give the rows of an index attributes that conditions of searches (--where) may name; earlier ones go."""
+        """Set the attributes of an index that search conditions (--where) may use; replaces earlier ones."""
         if remove:
             refuse_beside_remove(ctx, ("table", "id_column"))
             with hx.open(index, verify="quick") as opened:
@@ -421,28 +424,26 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         vectors: Annotated[
             Path,
-            typer.Argument(
-                metavar="VECTORS", help="Rows that shall come: a file as build takes it.", show_default=False
-            ),
+            typer.Argument(metavar="VECTORS", help="Rows to add: a file as for build.", show_default=False),
         ],
         *,
         source: InputOptions,
         attributes: RowAttributes = None,
         upsert: Annotated[
-            bool, typer.Option("--upsert", help="Replace rows whose ids are there. Can be repeated.")
+            bool, typer.Option("--upsert", help="Replace rows that have the same ids. Safe to repeat.")
         ] = False,
-        batch: Annotated[int, typer.Option(help="Rows of one change.", min=1, max=MOST_ROWS)] = 10_000,
+        batch: Annotated[int, typer.Option(help="Rows per change.", min=1, max=MOST_ROWS)] = 10_000,
         key: Key = None,
         json: Json = False,
     ) -> None:
-        """Add rows to an index; by the daemon where one serves it. Searches find them at once.
+        """Add rows to an index, through its daemon if one serves it. Searches find them at once.
 
-        Each batch is durable when the next one begins. Where the command ends early, --upsert with the same ids does
-        again what was done, and goes on.
+        Each batch is durable when the next one begins. If the command ends early, repeat it with --upsert and the same
+        ids.
         """
         rows = RowInput(file=source.file(vectors), ids=source.ids, attributes=attributes)
         if upsert and source.ids is None and source.ids_column is None and vectors.suffix.lower() in (".npy", *VECS):
-            raise InvalidInputError("--ids is missing; expected the id of each row, as --upsert is given")
+            raise InvalidInputError("--ids is missing; expected the id of each row, because --upsert is given")
         replaced = 0
         with CliProgress(quiet=json) as progress, open_target(index, key, as_json=json) as target:
             for part, ids, table, total in rows.parts(min(batch, target.most_rows)):
@@ -458,36 +459,40 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         ids: Annotated[
             Path | None,
-            typer.Option("--ids", metavar="FILE", help="A .npy file of integers, or a text with an id on each line."),
+            typer.Option("--ids", metavar="FILE", help="A .npy file of integers, or a text file, one id per line."),
         ] = None,
         where: Annotated[
-            str | None, typer.Option(help='Or a condition on attributes, as "year < 2019": docs/filters.md.')
+            str | None, typer.Option(help='Or a condition on attributes, e.g. "year < 2019"; see docs/filters.md.')
         ] = None,
         key: Key = None,
         json: Json = False,
     ) -> None:
-        """Delete rows of an index, for good; by the daemon where one serves it."""
+        """Delete rows of an index permanently, through its daemon if one serves it."""
         if (ids is None) == (where is None):
-            raise InvalidInputError(f"--ids and --where are both {'missing' if ids is None else 'given'}; expected one")
+            raise InvalidInputError(
+                f"--ids and --where are both {'missing' if ids is None else 'given'}; expected exactly one"
+            )
         given = None if ids is None else load_ids(ids, "--ids")
         with open_target(index, key) as target:
             n = target.delete(given, where)
             now = target.facts()
         facts = {"path": index, "deleted": n, "deleted_in_all": now["deleted"], "count": now["count"]}
-        emit(facts, as_json=json, table=f"deleted {n:,} ids; {facts['deleted_in_all']:,} of {facts['count']:,} in all")
+        emit(
+            facts, as_json=json, table=f"deleted {n:,} ids; {facts['deleted_in_all']:,} of {facts['count']:,} in total"
+        )
 
     @app.command()
     def compact(index: IndexPath, key: Key = None, json: Json = False) -> None:
-        """Write the lists of an index anew, with what was added and without what was deleted.
+        """Rewrite the lists of an index, with added rows and without deleted ones.
 
-        Where a daemon serves the index, the daemon does it, and serves the new lists; of a cluster the node that
-        writes, and all nodes go on to them. An index that is open for writing does it by itself.
+        If a daemon serves the index, the daemon does it and serves the new lists. In a cluster the node that writes
+        does it, and all nodes switch to the new lists. An index that is open for writing does it automatically.
         """
         with CliProgress(quiet=json) as progress, open_target(index, key, upkeep=True) as target:
             facts = {"path": index, **target.compact(progress)}
-        words = "nothing had changed"
+        words = "nothing to compact"
         if facts["compacted"]:
-            words = f"{facts['count']:,} rows are generation {facts['generation']}"
+            words = f"generation {facts['generation']} has {facts['count']:,} rows"
             words += f"; {facts['split']:,} lists were split, {facts['dissolved']:,} dissolved"
         emit(facts, as_json=json, table=words)
         if facts["compacted"]:
@@ -497,7 +502,7 @@ def register(app: typer.Typer) -> None:
     def export(
         index: IndexPath,
         file: Annotated[
-            Path, typer.Argument(metavar="FILE.faiss", help="To write; replaced where it exists.", show_default=False)
+            Path, typer.Argument(metavar="FILE.faiss", help="File to write; replaced if it exists.", show_default=False)
         ],
         json: Json = False,
     ) -> None:
@@ -510,7 +515,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def verify(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
-        """Read everything once, the control store too, compare all checksums, and describe the index."""
+        """Read the whole index and its control store, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
             facts["attributes_problem"] = _attribute_problem(opened)
@@ -518,14 +523,14 @@ def register(app: typer.Typer) -> None:
             facts["digests_problem"] = _digests_problem(opened)
             facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
         facts["snapshot_problem"] = _snapshot_problem(index)
-        damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
+        damaged = [] if facts["rabitq_problem"] is None else ["the rows are intact, the codes are damaged"]
         damaged += [] if facts["attributes_problem"] is None else ["the attributes cannot be used"]
         damaged += ["the control store is damaged"] if problems else []
         damaged += [] if facts["share_problem"] is None else ["the share has damaged lists"]
-        damaged += [] if facts["digests_problem"] is None else [f"the rows are whole, {facts['digests_problem']}"]
+        damaged += [] if facts["digests_problem"] is None else [f"the rows are intact, {facts['digests_problem']}"]
         lost = missing_shared(opened.ivf.rows.integrity.folder)
-        damaged += [f"{name} is gone, and with it the texts of the rows" for name in lost]
-        damaged += [] if facts["snapshot_problem"] is None else ["it is not what the snapshot was"]
+        damaged += [f"{name} is missing, and with it the texts of the rows" for name in lost]
+        damaged += [] if facts["snapshot_problem"] is None else ["it differs from the snapshot"]
         whole = "all checksums match" if facts["share_lists"] is None else "a share: all checksums of its lists match"
         title = "; ".join(damaged) or whole
         payload = {**facts, "store_problems": problems, "ok": not damaged}
@@ -541,20 +546,20 @@ def register(app: typer.Typer) -> None:
     def rollback(
         index: IndexPath,
         force: Annotated[
-            bool, typer.Option("--force", help="Also where changes that were made since a compaction would be lost.")
+            bool, typer.Option("--force", help="Roll back even if changes made since the compaction are lost.")
         ] = False,
         json: Json = False,
     ) -> None:
-        """Go back to the generation that the current one replaced, after checking it. Again: forth."""
+        """Go back to the generation that the current one replaced, after checking it. Repeat to undo."""
         before = read_manifest(index).generation
         facts = {"generation": hx.rollback(index, force=force), "rolled_back": before}
-        words = f"generation {facts['generation']} is the current one again; generation {before} stays until it serves"
+        words = f"generation {facts['generation']} is current again; generation {before} is kept until it serves"
         emit(facts, as_json=json, table=words)
         _say_who_serves(index)
 
     @app.command()
     def gc(index: IndexPath, json: Json = False) -> None:
-        """Remove what was replaced; rollback ends with it. A daemon does it when the new one serves."""
+        """Remove replaced generations, which ends rollback. A daemon does this once it serves the new one."""
         removed = hx.remove_replaced(index)
         words = f"removed generations: {', '.join(map(str, removed)) or 'none'}"
         emit({"removed": removed}, as_json=json, table=words)
@@ -565,13 +570,13 @@ def register(app: typer.Typer) -> None:
         to: NewFolder,
         previous: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", help="An earlier snapshot: files that it has are linked.", show_default=False),
+            typer.Option(metavar="DIR", help="Earlier snapshot; files that it has are linked.", show_default=False),
         ] = None,
         json: Json = False,
     ) -> None:
-        """Write an index as it is now, while it is searched and changed.
+        """Write a snapshot of an index while it is searched and changed.
 
-        Lists are linked where the file system can, and then take no room.
+        Lists are linked if the file system allows it, and then take no space.
         """
         with CliProgress(quiet=json) as progress:
             done = write_snapshot(index, to, previous=previous, beside=copy_store, progress=progress)
@@ -580,12 +585,12 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def restore(
         snapshot: Annotated[
-            Path, typer.Argument(metavar="SNAPSHOT", help="Folder that snapshot wrote.", show_default=False)
+            Path, typer.Argument(metavar="SNAPSHOT", help="Folder written by snapshot.", show_default=False)
         ],
         to: NewFolder,
         json: Json = False,
     ) -> None:
-        """Make an index of a snapshot, and compare every byte with its checksum."""
+        """Restore an index from a snapshot, and compare every byte with its checksum."""
         with CliProgress(quiet=json) as progress:
             done = restore_snapshot(snapshot, to, beside=copy_store, progress=progress)
         _say_snapshot(done, as_json=json)

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
             list[Path],
             typer.Argument(
                 metavar="TEXTS...",
-                help="Folders and files: .jsonl and .parquet of text, id, source; .txt, .md, .html, .pdf.",
+                help="Folders and files: .jsonl and .parquet with text, id, source; .txt, .md, .html, .pdf.",
                 show_default=False,
             ),
         ],
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         key: Key = None,
         json: Json = False,
     ) -> None:
-        """Embed texts and build an index of them, with the texts beside it: what chat asks. Again: what changed."""
+        """Embed texts and build an index of them, with a document store for chat. Repeat to ingest what changed."""
         with CliProgress(quiet=json) as progress:
             facts = ingest_texts(texts, index, embedding, passages, layout, progress, key)
         emit(facts, as_json=json, table=index_table(facts, "ingested"))

@@ -82,36 +82,38 @@ class LLMOptions:
 
     url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, such as http://127.0.0.1:8000.")] = None
     vllm_offline: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Sweep KV-cache sizes with vLLM itself, a process each.")
+        str | None, typer.Option(metavar="MODEL", help="Sweep KV-cache sizes with vLLM itself, one process each.")
     ] = None
-    model: Annotated[str | None, typer.Option(help="Model to measure; needed where the server has several.")] = None
+    model: Annotated[str | None, typer.Option(help="Model to measure; required if the server has several.")] = None
     kv_cache_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE[,SIZE…]", help="Per device; of a server where its metrics do not say it."),
+        typer.Option(metavar="SIZE[,SIZE…]", help="KV cache per device; of a server, only if its metrics lack it."),
     ] = None
     n_devices: Annotated[int, typer.Option(help="Devices that one engine's KV cache is spread over.", min=1)] = 1
     engine_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeat.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeatable.")
     ] = None
     api_key: Annotated[
         str | None, typer.Option(envvar="HYBRIDINDEX_LLM_KEY", help="API key; better set in the environment.")
     ] = None
-    wait: Annotated[float, typer.Option(help="Seconds that the server may still be starting.")] = 0.0
-    timeout: Annotated[float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")] = None
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a server that is starting.")] = 0.0
+    timeout: Annotated[float | None, typer.Option(help="Seconds per request (default: 60) or offline point (300).")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMLoadOptions:
     """What the LLM is asked."""
 
-    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt with its passages.", min=1)] = 512
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 64
+    input_tokens: Annotated[int, typer.Option(help="Tokens per prompt, including its passages.", min=1)] = 512
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 64
     step: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=IN:OUT", help="A further pipeline step to time. Repeat.")
+        list[str] | None, typer.Option(metavar="NAME=IN:OUT", help="Further pipeline step to time. Repeatable.")
     ] = None
-    max_concurrency: Annotated[int, typer.Option(help="Clients at once, at most.", min=1)] = 32
-    requests: Annotated[int, typer.Option(help="Offline: requests at each size.", min=1)] = 64
-    max_seconds: Annotated[float, typer.Option(help="Server: no request begins that would end later.")] = 120.0
+    max_concurrency: Annotated[int, typer.Option(help="Most concurrent clients.", min=1)] = 32
+    requests: Annotated[int, typer.Option(help="Offline: requests per size.", min=1)] = 64
+    max_seconds: Annotated[float, typer.Option(help="Server: start no request that would end later.")] = 120.0
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0
 
 
@@ -119,14 +121,16 @@ def _profile_llm(
     *,
     llm: LLMOptions,
     load: LLMLoadOptions,
-    index: Annotated[Path | None, typer.Option(metavar="INDEX", help="Store it beside this index.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write it there.")] = None,
+    index: Annotated[Path | None, typer.Option(metavar="INDEX", help="Store the result beside this index.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write the result here.")
+    ] = None,
     store: StoreUrl = None,
     json: Json = False,
 ) -> None:
-    """Measure an LLM's throughput against its KV cache, TTFT, TPOT and step times; store them for plans."""
+    """Measure an LLM's throughput by KV cache, TTFT, TPOT and step times; store them for plans."""
     if (llm.url is None) == (llm.vllm_offline is None):
-        raise InvalidInputError("--url and --vllm-offline: expected one of them")
+        raise InvalidInputError("--url and --vllm-offline: expected exactly one of them")
     sizes = tuple(parse_bytes(part) for part in llm.kv_cache_bytes.split(",")) if llm.kv_cache_bytes is not None else ()
     checkpoint = None if index is None else index / "llm.checkpoint"
     with _resumable(checkpoint), ExitStack() as stack:
@@ -147,7 +151,9 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, LLMServerError):
         if checkpoint is not None and filesystem.exists(checkpoint):
-            words = f"{checkpoint} keeps the finished parts of the measurement: the same command goes on from there"
+            words = (
+                f"{checkpoint} keeps the finished parts of the measurement; repeat the command to continue from there"
+            )
             err.print(words, highlight=False, soft_wrap=True)
         raise
 
@@ -274,7 +280,7 @@ def _table(measured: LLMMeasurement, number: int | None) -> Table:
             for name in ("stopped", "not_saturated", "fewer_requests", "no_time_for", "metrics")
             if name in measured.notes
         )
-        + ("" if number is not None else "\nnot stored: --index or --store keeps it for plan --llm latest")
+        + ("" if number is not None else "\nnot stored; use --index or --store to keep it for plan --llm latest")
     )
     return table
 
@@ -290,14 +296,15 @@ class MemoryOptions:
     """Memory of one device, and what the model takes of it."""
 
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of one device; default what CUDA reports.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of one device; default: as CUDA reports.")
     ] = None
     kv_cache_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of one device; default what the plan leaves of the LLM profile's."),
+        typer.Option(metavar="SIZE", help="KV cache of one device; default: the LLM profile's, less the plan."),
     ] = None
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of safetensors; its weights count, over all devices.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of safetensors; its weights are spread over all devices."),
     ] = None
     model_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")
@@ -317,12 +324,14 @@ def register(app: typer.Typer) -> None:
         device: Devices = None,
         args_only: Annotated[
             bool,
-            typer.Option("--args-only", help="Only the arguments, notes on stderr: vllm serve MODEL $(… --args-only)."),
+            typer.Option(
+                "--args-only", help="Print only the arguments, notes on stderr: vllm serve MODEL $(… --args-only)."
+            ),
         ] = False,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Print vLLM's arguments beside a plan, checked to fit the device, and the order of starting."""
+        """Print vLLM's arguments beside a plan, checked to fit the device, and the order to start in."""
         from hybridindex.integrations.vllm import share_with
         from hybridindex.integrations.vllm_weights import weight_bytes
         from hybridindex.plans.llm_profiles import step_times
@@ -331,7 +340,7 @@ def register(app: typer.Typer) -> None:
         from hybridindex.tiers.contract.devices import kind_here, resolve_device
 
         if memory.model is not None and memory.model_bytes is not None:
-            raise InvalidInputError("--model and --model-bytes: expected one of them")
+            raise InvalidInputError("--model and --model-bytes: expected only one of them")
         with _naming_flags():
             weights = None if memory.model is None else weight_bytes(memory.model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
@@ -363,7 +372,7 @@ def register(app: typer.Typer) -> None:
             parts = f", {taken} on each of {decided.n_devices} devices" if decided.n_devices > 1 else ""
             notes.append(
                 f"the model counts as {weights} bytes of weights{parts}, as stored; activations and CUDA graphs are "
-                "not in the account: vLLM's log has them for --model-bytes"
+                "not counted: take --model-bytes from vLLM's log to include them"
             )
         where = str(index.absolute())
         environment = {

@@ -149,16 +149,16 @@ def register(app: typer.Typer) -> None:
     def profile(
         index: IndexPath,
         queries: QueriesPath,
-        nprobe: Annotated[int | None, typer.Option(help="Lists per query; default the index's.", min=1)] = None,
+        nprobe: Annotated[int | None, typer.Option(help="Lists per query; default: the index's.", min=1)] = None,
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         precision: Precision = "auto",
         rows: Rows = "resident",
-        max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
+        max_seconds: Annotated[float, typer.Option(help="Approximate seconds for timing stages.")] = 60.0,
         seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
-        no_device: Annotated[bool, typer.Option("--no-device", help="Measure the host alone.")] = False,
+        no_device: Annotated[bool, typer.Option("--no-device", help="Measure only the host.")] = False,
         budget: Annotated[
-            str | None, typer.Option(help="Most bytes that measuring takes of a device; default what the index needs.")
+            str | None, typer.Option(help="Most device memory to use for measuring; default: what the index needs.")
         ] = None,
         *,
         machine: MachineOptions,
@@ -168,7 +168,7 @@ def register(app: typer.Typer) -> None:
         Without --device, the devices of this machine are measured as well: its GPUs, else the stand-in.
         """
         if no_device and machine.device:
-            raise InvalidInputError("--device and --no-device are both given; give one")
+            raise InvalidInputError("--device and --no-device are both given; expected only one")
         with hx.open(index) as opened, CliProgress(quiet=machine.json) as progress:
             measured = opened.profile(
                 load_npy(queries, "--queries"),
@@ -203,12 +203,12 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met.
 
-        A stored plan serves nobody until apply makes it the one that serves. With --hardware: predict what another
-        machine would do, and store nothing; with --nodes too, what clusters of such machines would do with searches.
+        A stored plan takes effect once apply makes it the current one. With --hardware: predict what another machine
+        would do, and store nothing; with --nodes too, how clusters of such machines would search.
         """
         if machine.hardware is not None:
             if goal.row_cache is not None:
-                raise InvalidInputError("--row-cache is for this machine; expected it without --hardware")
+                raise InvalidInputError("--row-cache is only for this machine; omit it with --hardware")
             if cluster.nodes is not None:
                 what_if.forecast_cluster(index, goal, machine, change, cluster, store, as_json=json)
             else:
@@ -217,7 +217,7 @@ def register(app: typer.Typer) -> None:
         if (machine, change, cluster) != (what_if.MachineToSuppose(), WhatIfOptions(), ClusterOptions()):
             raise InvalidInputError(
                 "--efficiency, --host-speed, --index-scale, --input-tokens, --output-tokens, --nodes and the options "
-                "of nodes are for other machines; expected --hardware beside them"
+                "of nodes are for other machines; they require --hardware"
             )
         if not goal.budget:
             raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
@@ -254,21 +254,21 @@ def register(app: typer.Typer) -> None:
             typer.Argument(metavar="INDEX | NAME=INDEX ...", help="Index directories.", show_default=False),
         ],
         budget: Annotated[
-            list[str], typer.Option(help="Bytes of a device for all of them; once for each device.", show_default=False)
+            list[str], typer.Option(help="Bytes of a device for all indexes; once for each device.", show_default=False)
         ],
-        apply: Annotated[bool, typer.Option("--apply", help="Make each plan the one that serves.")] = False,
-        force: Annotated[bool, typer.Option("--force", help="Apply plans that cannot meet their SLO, too.")] = False,
+        apply: Annotated[bool, typer.Option("--apply", help="Make each plan the current one.")] = False,
+        force: Annotated[bool, typer.Option("--force", help="Apply plans even if they cannot meet their SLO.")] = False,
         precision: Precision = "auto",
         lookahead_bytes: Annotated[
-            str, typer.Option(help="Bytes of each device that each index keeps for sessions.")
+            str, typer.Option(help="Bytes of each device to reserve per index for sessions.")
         ] = "0",
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
         """Divide one device budget between indexes, by what bytes bring to each. Stores nothing without --apply.
 
-        SLO and rate of each are those of the plan that was applied last, or else made last. First as many SLOs as
-        possible are kept; what is left goes where it shortens answers most. Exit status 10 when an SLO is not kept.
+        SLO and rate of each are those of its plan that was applied last, else made last. As many SLOs as possible are
+        met first; the other bytes go where they reduce latency most. Exit status 10 if an SLO is not met.
         """
         from hybridindex.cli.dividing import divide_indexes, division_table
         from hybridindex.service.settings import Settings
@@ -292,13 +292,14 @@ def register(app: typer.Typer) -> None:
     def explain(
         index: IndexPath,
         plan_id: Annotated[
-            str, typer.Argument(metavar="[PLAN]", help="Plan id, 'latest', or 'current': what serves, or would.")
+            str,
+            typer.Argument(metavar="PLAN", help="Plan id, 'latest', or 'current' (served now, or by the next daemon)."),
         ] = "latest",
         key: Key = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Say what a plan decided, from what, and what would change it. Asks the index's daemon where one runs."""
+        """Explain what a plan decided, from what, and what would change it. Asks the index's daemon if one runs."""
         if plan_id not in ("latest", "current") and not (plan_id.isdecimal() and len(plan_id) <= MOST_DIGITS):
             raise InvalidInputError(f"PLAN is {plan_id[:40]!r}; expected a plan id, 'latest' or 'current'")
         with _daemon(index, key, store) as client:
@@ -313,14 +314,14 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def history(index: IndexPath, key: Key = None, store: StoreUrl = None, json: Json = False) -> None:
-        """List stored profiles and plans of an index, newest last. Asks the index's daemon where one runs."""
+        """List stored profiles and plans of an index, newest last. Asks the index's daemon if one runs."""
         with _daemon(index, key, store) as client:
             found = to_json(_stored_history(index, store)) if client is None else client.plans()
             word = "applied" if client is None else "serves"
         table = Table("kind", "id", "made", "what")
-        gone = found.get("gone", ())  # a daemon of 0.3 has none
+        gone = found.get("gone", ())  # a daemon of 0.2 has none
         by = {
-            made["id"]: ", of codes that are gone" if made["index_fingerprint"] in gone else ", of codes"
+            made["id"]: ", of removed codes" if made["index_fingerprint"] in gone else ", of codes"
             for made in found["profiles"]
             if made["codec"].startswith("rabitq")
         }
@@ -344,34 +345,36 @@ def register(app: typer.Typer) -> None:
         keep_plans: KeepPlans = _KEPT.plans,
         keep_profiles: KeepProfiles = _KEPT.profiles,
         keep_events: KeepEvents = _KEPT.events,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be deleted.")] = False,
         key: Key = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Delete old plans, profiles and events. What a restart resumes with stays, and all that it refers to."""
+        """Delete old plans, profiles and events, except what a restart resumes with and all that it refers to."""
         retention = Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events)
         with _daemon(index, key, store) as client:
             served = None if client is None else client.plan()["plan_id"]
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             gone = control.prune(retention, keep_plans=() if served is None else (served,), dry_run=dry_run)
-        words = "would go" if dry_run else "went"
+        words = "would be deleted" if dry_run else "deleted"
         table = f"{gone.plans:,} plans, {gone.profiles:,} profiles and {gone.events:,} events {words}"
         emit({"dry_run": dry_run, **asdict(gone)}, as_json=json, table=table)
 
     @app.command()
     def report(
         index: IndexPath,
-        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("report"),
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Output directory.")] = Path(
+            "report"
+        ),
         plan_id: Annotated[str, typer.Option("--plan", help="Plan id or 'latest'.")] = "latest",
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Draw a profile, a plan and the last bench: one self-contained HTML file and its pictures."""
+        """Report on a profile, a plan and the last bench: one self-contained HTML file and its figures."""
         from hybridindex.report import write_report
 
         if filesystem.exists(output) and not filesystem.is_dir(output):
-            raise InvalidInputError(f"--output is {output}, which is a file; expected a directory, new or not")
+            raise InvalidInputError(f"--output is {output}, which is a file; expected a directory")
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             view = choose_view(opened.ivf, control, plan_id)
             found = load_plan(view, plan_id, control)
@@ -385,7 +388,7 @@ def register(app: typer.Typer) -> None:
                 profile=decided.analysis.profile,
                 plan=decided,
                 load=_load_rows(benches, decided.request.slo_ms),
-                notes=[f"Load: what bench measured {', '.join(b.at[:19] for b in benches)}."] if benches else (),
+                notes=[f"Load: as bench measured it at {', '.join(b.at[:19] for b in benches)}."] if benches else (),
                 devices=[label for bench in benches for label in bench.payload["devices"]],
             )
         emit(
@@ -414,7 +417,7 @@ def _other_precision(
         profile = control.load_profile(index_fingerprint=others[0].fingerprint, hardware_fingerprint=here)
         return _decide(opened, profile, goal, llm, "auto")
     except HybridIndexError as error:
-        err.print(f"no plan of {precision_of(others[0])} is compared with: {error}", highlight=False)
+        err.print(f"not compared with a plan of {precision_of(others[0])}: {error}", highlight=False)
         return None
 
 
@@ -468,7 +471,7 @@ def newest_current_id(opened: hx.Index, control: ControlStore) -> int | None:
 
 def _what_serves(index: Path, plan_id: int | None, serves: int | None, *, forced: bool) -> str:
     """``serves``: the plan that was applied last."""
-    now = "No plan was applied yet" if serves is None else f"Plan {serves} stays the one that serves"
+    now = "No plan has been applied yet" if serves is None else f"Plan {serves} remains the current one"
     if plan_id is None:
         return f"Nothing was stored. {now}."
     return f"{now}. Apply this one with: hybridindex apply {index} --plan {plan_id}{' --force' if forced else ''}"

@@ -17,7 +17,7 @@ from hybridindex.store.records import ScheduleEntry
 
 __all__ = ["register"]
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the row.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the entry.", show_default=False)]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
     @schedule.command(name="list")
     def list_(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
-        """List the rows."""
+        """List the entries."""
         require_store(store)
         with _open(index, store) as control:
             found = control.list_schedule()
@@ -60,18 +60,19 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         name: Name,
         every: Annotated[
-            str | None, typer.Option("--every", help="Seconds, or a number with s, m, h or d.", show_default=False)
+            str | None,
+            typer.Option("--every", help="Interval: seconds, or a number with s, m, h or d.", show_default=False),
         ] = None,
         cron: Annotated[
-            str | None, typer.Option("--cron", help="A cron line in UTC: '0 3 * * *'.", show_default=False)
+            str | None, typer.Option("--cron", help="Cron expression in UTC, e.g. '0 3 * * *'.", show_default=False)
         ] = None,
         enabled: Annotated[bool, typer.Option("--enabled/--disabled", help="Whether it runs at its times.")] = True,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Write a row, in place of one of that name."""
+        """Add an entry, or replace the one of that name."""
         if (every is None) == (cron is None):
-            raise InvalidInputError("--every and --cron: give one of them")
+            raise InvalidInputError("--every and --cron: expected exactly one of them")
         entry = ScheduleEntry(
             name=name,
             kind="interval" if cron is None else "cron",
@@ -86,7 +87,7 @@ def register(app: typer.Typer) -> None:
 
     @schedule.command()
     def remove(index: IndexPath, name: Name, store: StoreUrl = None, json: Json = False) -> None:
-        """Remove a row."""
+        """Remove an entry."""
         require_store(store)
         with _open(index, store) as control:
             control.remove_schedule(name)

@@ -51,22 +51,23 @@ _KINDS: dict[str, Callable[[str], hardware.Chip | hardware.Server | hardware.Mod
 class MachineChoice:
     """Chips and retrieval servers that a schedule may use."""
 
-    chips: Annotated[int, typer.Option(help="Most chips in all.")] = 64
-    chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="See hybridindex hardware.")] = "h100"
+    chips: Annotated[int, typer.Option(help="Most chips in total.")] = 64
+    chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="Kind of chip; see hybridindex hardware.")] = (
+        "h100"
+    )
     server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="Kind of retrieval servers.")] = "epyc-milan"
-    servers: Annotated[int | None, typer.Option(help="Retrieval servers; default as many as hold the chips.")] = None
-    charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0
+    servers: Annotated[int | None, typer.Option(help="Retrieval servers; default: as many as hold the chips.")] = None
+    charge_servers: Annotated[float, typer.Option(help="Cost of one retrieval server, in chips.")] = 0.0
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="INDEX",
-            help="Retrieval by this index's latest plan, as the plan's profile measured it, on whatever machine; "
-            "without a plan, on the host as the newest profile measured it. A database of other bytes takes in "
-            "proportion.",
+            help="Retrieval times of this index's latest plan, as the plan's profile measured them on any machine; "
+            "without a plan, of the host as the newest profile measured it. Times scale with the database's bytes.",
         ),
     ] = None
     whole_servers: Annotated[
-        bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
+        bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, including idle ones.")
     ] = False
 
 
@@ -84,17 +85,19 @@ def register(app: typer.Typer) -> None:
         baseline: Annotated[
             bool, typer.Option("--baseline", help="Compare with an extended LLM system (RAGO, section 7.1).")
         ] = False,
-        explain: Annotated[int | None, typer.Option(metavar="POINT", help="Point of the frontier, from 1.")] = None,
+        explain: Annotated[
+            int | None, typer.Option(metavar="POINT", help="Explain this point of the frontier, from 1.")
+        ] = None,
         json: Json = False,
     ) -> None:
         """Find what runs where for a RAG pipeline: the frontier of first-token time and requests/s per chip.
 
-        Exit status 10 when no schedule meets the goal; the nearest one is said.
+        Exit status 10 when no schedule meets the goal; the nearest one is shown.
         """
         if max_ttft_ms is not None and not max_ttft_ms > 0:
-            raise InvalidInputError(f"--max-ttft-ms is {max_ttft_ms}; expected above 0")
+            raise InvalidInputError(f"--max-ttft-ms is {max_ttft_ms}; expected a number above 0")
         if max_tpot_ms is not None and not max_tpot_ms > 0:
-            raise InvalidInputError(f"--max-tpot-ms is {max_tpot_ms}; expected above 0")
+            raise InvalidInputError(f"--max-tpot-ms is {max_tpot_ms}; expected a number above 0")
         pipeline = _schema_of(schema)
         retrieval, source = (None, None) if machines.profile is None else _measured(machines.profile)
         resources = Resources(
@@ -116,7 +119,7 @@ def register(app: typer.Typer) -> None:
             if chosen.ttft_s > max_ttft_ms / 1e3:
                 nearest_ms = chosen.ttft_s * 1e3
                 misses.append(
-                    f"no schedule has its first token in {max_ttft_ms:g} ms; the nearest takes {nearest_ms:.3g}"
+                    f"no schedule gives the first token in {max_ttft_ms:g} ms; the nearest takes {nearest_ms:.3g} ms"
                 )
         point = explain if explain is not None else frontier.schedules.index(chosen) + 1
         payload = _payload(frontier, point, misses) | {"retrieval": source}
@@ -137,10 +140,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command(name="hardware")
     def show_hardware(
-        name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A chip, server or model.")] = None,
+        name: Annotated[str | None, typer.Argument(metavar="NAME", help="A chip, server or model.")] = None,
         json: Json = False,
     ) -> None:
-        """List shipped chips, servers and models; with NAME its numbers and where they come from."""
+        """List shipped chips, servers and models; with NAME, show its numbers and their sources."""
         if name is None:
             listed = {kind: hardware.names(kind) for kind in _KINDS}
             table = Table("kind", "names")
@@ -195,7 +198,7 @@ def _measured(path: Path) -> tuple[MeasuredRetrieval, dict[str, Any]]:
 
 
 def _source_words(source: Mapping[str, Any]) -> str:
-    where = "" if source["this_machine"] else ", another machine than this one"
+    where = "" if source["this_machine"] else ", not this machine"
     how = "no plan: the host alone" if source["plan_id"] is None else f"with the lists of plan {source['plan_id']}"
     return f"retrieval as profile {source['profile_id']} measured it on {source['cpu_model']}{where}; {how}"
 
@@ -218,7 +221,7 @@ def _search(pipeline: RAGSchema, resources: Resources) -> tuple[Frontier, list[s
         frontier = fastest_decoding(pipeline, resources)
         nearest_ms = max(s.decoding.tpot_s for s in frontier.schedules) * 1e3
         limit_ms = resources.largest_tpot_s * 1e3
-        return frontier, [f"no schedule decodes a token in {limit_ms:g} ms; the nearest take {nearest_ms:.3g}"]
+        return frontier, [f"no schedule decodes a token in {limit_ms:g} ms; the nearest takes {nearest_ms:.3g} ms"]
 
 
 def _row(schedule: Schedule) -> dict[str, Any]:

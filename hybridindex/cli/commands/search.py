@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         machine: MachineOptions,
     ) -> None:
-        """Search with the stored plan, or on the host alone."""
+        """Search with the stored plan, or on the host only."""
         x = load_npy(queries, "--queries")
         allowed = None if allow_ids is None else load_ids(allow_ids, "--allow-ids")
         denied = None if deny_ids is None else load_ids(deny_ids, "--deny-ids")
@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
             ids = " ".join(str(i) for i in result.ids[row][:10])
             table.add_row(str(row), ids, " ".join(f"{d:.4g}" for d in result.distances[row][:10]))
         if len(result.ids) > 20 and not machine.json:
-            err.print(f"showing 20 of {len(result.ids)} queries; --json or --output gives all")
+            err.print(f"showing 20 of {len(result.ids)} queries; use --json or --output for all")
         payload = {
             "devices": labels,
             "precision": scanned,

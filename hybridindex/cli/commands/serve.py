@@ -99,24 +99,24 @@ def register(app: typer.Typer) -> None:
         index: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[INDEX | NAME=INDEX ...]",
-                help="Index directories, each under a name, by default its folder's.",
+                metavar="INDEX | NAME=INDEX ...",
+                help="Index directories; NAME defaults to the folder's name.",
                 show_default=False,
             ),
         ] = None,
         config: ConfigFile = None,
         json: Json = False,
     ) -> None:
-        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain, by the plan that was applied last.
+        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain, with the plan that was applied last.
 
-        Several indexes, also from tables [indexes.NAME] of the settings file, share --budget, which is divided by what
-        bytes bring to each. Routes below /v1/indexes/NAME mean one; others mean the first.
+        Several indexes, given here or in tables indexes.NAME of the settings file, share --budget, which is divided by
+        what bytes bring to each. Routes below /v1/indexes/NAME address one; other routes address the first.
 
-        --plan N applies plan N first. Where no plan was ever applied, the host scans everything, and the log says which
-        command applies one.
+        --plan N applies plan N first. If no plan was ever applied, the host scans everything, and the log names the
+        command that applies one.
 
-        All settings can also stand in a file (--config), which docs/settings.md describes. Log lines go to standard
-        error. With --json, one object with pid and addresses is printed once it listens.
+        All settings can also be set in a file (--config); see docs/settings.md. Log lines go to standard error. With
+        --json, one object with pid and addresses is printed once the daemon listens.
         """
         from hybridindex.service.serving import refresh_config, refresher_of
         from hybridindex.service.several.config import indexes_of

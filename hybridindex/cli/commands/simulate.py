@@ -59,11 +59,11 @@ class LoadOptions:
     """What is asked of the server, and how fast answers must be."""
 
     rate: Annotated[float, typer.Option(help="Requests per second.")]
-    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Bounds TTFT; the search where there is no LLM.")]
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Bounds TTFT; without an LLM, the search.")]
     attainment: Annotated[float, typer.Option(help="Fraction of the requests that must meet the SLO.")] = 0.9
     arrivals: Annotated[str, typer.Option(help="poisson, bursty, or a trace FILE.jsonl.")] = "poisson"
-    burstiness: Annotated[float, typer.Option(help="Bursty: rate while on over the mean rate.")] = 4.0
-    period_s: Annotated[float, typer.Option(help="Bursty: mean time from burst to burst.")] = 10.0
+    burstiness: Annotated[float, typer.Option(help="Bursty: rate in a burst, over the mean rate.")] = 4.0
+    period_s: Annotated[float, typer.Option(help="Bursty: mean seconds from burst to burst.")] = 10.0
     requests: Annotated[int, typer.Option(help="Requests simulated at each rate.")] = 20_000
     seed: Annotated[int, typer.Option(help="Seed of arrivals and scatter.", min=0)] = 0
 
@@ -84,17 +84,19 @@ class LoadOptions:
 class ServerOptions:
     """The simulated server: devices, LLM engines, batches."""
 
-    devices: Annotated[str, typer.Option(help="NAMExN, such as h100x8, or N like the profiled one.")] = "1"
+    devices: Annotated[str, typer.Option(help="NAMExN, such as h100x8; or N, like the profiled one.")] = "1"
     budget: Annotated[
-        str | None, typer.Option(help="Bytes per device for the index; default its share of the KV cache.")
+        str | None, typer.Option(help="Bytes per device for the index; default: its share of the KV cache.")
     ] = None
     llm: Annotated[
         str | None, typer.Option(metavar="FILE.json|latest|ID", help="LLM profile of all devices together.")
     ] = None
-    kv_bytes_per_token: Annotated[float, typer.Option(help="Of the LLM; default that of an 8B model.")] = 131_072.0
+    kv_bytes_per_token: Annotated[float, typer.Option(help="KV-cache bytes per token; default: as of an 8B model.")] = (
+        131_072.0
+    )
     replicas: Annotated[int, typer.Option(help="Equal LLM engines that share devices and load.")] = 1
-    max_batch: Annotated[int | None, typer.Option(help="Queries per batch; default all that wait.")] = None
-    contention: Annotated[float, typer.Option(help="Slow-down of scan and decode that share a device.")] = 0.0
+    max_batch: Annotated[int | None, typer.Option(help="Most queries per batch; default: all that wait.")] = None
+    contention: Annotated[float, typer.Option(help="Slowdown of scan and decode on a shared device.")] = 0.0
 
     def budget_bytes(self, n_devices: int, llm: LLMProfile | None, chip: Chip | None) -> int:
         """Bytes of each device for an index."""
@@ -105,7 +107,7 @@ class ServerOptions:
         if chip is not None:
             return int(chip.memory_bytes)
         raise InvalidInputError(
-            "--budget is missing: without an LLM or a named device nothing says what an index may take"
+            "--budget is missing; expected bytes per device, or else --llm or a named device (--devices h100x8)"
         )
 
 
@@ -114,7 +116,7 @@ class LookaheadOptions:
     """What lookahead may use."""
 
     window_ms: Annotated[float, typer.Option(help="Generation time before a search that lookahead may use.")] = 0.0
-    overlap: Annotated[float, typer.Option(help="Fraction of a final query's lists that its draft names.")] = 0.8
+    overlap: Annotated[float, typer.Option(help="Fraction of a final query's lists that its draft also probes.")] = 0.8
     arena: Annotated[str, typer.Option(help="Bytes for lookahead and cache, over all devices.")] = "0"
 
 
@@ -122,9 +124,11 @@ class LookaheadOptions:
 class SpeedOptions:
     """Speeds of the devices and of copies to them."""
 
-    device_bandwidth: Annotated[str | None, typer.Option(help="Of a device's memory, bytes/s: 3350GB.")] = None
+    device_bandwidth: Annotated[str | None, typer.Option(help="Device memory bandwidth in bytes/s, e.g. 3350GB.")] = (
+        None
+    )
     device_efficiency: Annotated[float, typer.Option(help="Fraction of the bandwidth that scans reach.")] = 0.5
-    transfer_bandwidth: Annotated[str | None, typer.Option(help="Bandwidth from host to device in bytes/s.")] = None
+    transfer_bandwidth: Annotated[str | None, typer.Option(help="Host-to-device bandwidth in bytes/s.")] = None
 
     def bytes_per_s(self, chip: Chip | None) -> tuple[float | None, float | None]:
         """Of device memory and of copies; from the named chip where no option says it."""
@@ -139,14 +143,20 @@ class SpeedOptions:
 class StudyOptions:
     """What is compared, and what is drawn."""
 
-    policy: Annotated[list[str] | None, typer.Option("--policy", help="Repeat for several; default all.")] = None
-    find_rate: Annotated[bool, typer.Option(help="Also search each policy's SLO-compliant rate.")] = True
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="Policy to simulate; repeatable. Default: all.")
+    ] = None
+    find_rate: Annotated[bool, typer.Option(help="Also find each policy's SLO-compliant rate.")] = True
     drift: Annotated[
         float | None,
-        typer.Option("--drift", metavar="SECONDS", help="The hot set moves then; ours with and without a refresher."),
+        typer.Option(
+            "--drift", metavar="SECONDS", help="Move the hot set then; simulate ours with and without a refresher."
+        ),
     ] = None
-    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a fraction of all lists.")] = 0.5
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra report.")] = None
+    drift_shift: Annotated[float, typer.Option(help="How far the hot set moves, as a fraction of all lists.")] = 0.5
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result; needs the extra report.")] = (
+        None
+    )
 
     def policies(self) -> tuple[str, ...]:
         """Checked names."""
@@ -154,9 +164,7 @@ class StudyOptions:
 
         names = tuple(self.policy) if self.policy else POLICIES if self.drift is None else ("ours",)
         if self.drift is not None and (names != ("ours",) or self.plot is not None):
-            raise InvalidInputError(
-                "--drift simulates ours alone, and draws nothing: give no other --policy and no --plot"
-            )
+            raise InvalidInputError("--drift simulates only ours and draws nothing; omit --plot and any other --policy")
         for name in names:
             if name not in POLICIES:
                 raise InvalidInputError(f"--policy is {name!r}; expected one of {', '.join(POLICIES)}")
@@ -169,7 +177,7 @@ class ProfileChoice:
 
     profile: Annotated[
         str,
-        typer.Option("--profile", metavar="INDEX|ID", help="An index with a profile, or a profile's id in --store."),
+        typer.Option("--profile", metavar="INDEX|ID", help="A profiled index, or a profile's id in --store."),
     ]
     store: StoreUrl = None
 
@@ -185,13 +193,13 @@ class ProfileChoice:
         if profile.isdecimal():
             if store is None:
                 raise InvalidInputError(
-                    f"--profile is the id {profile}; say with --store where it is, or give an index"
+                    f"--profile is the id {profile}, but --store is missing; expected both, or an index"
                 )
             with ControlStore.open(store) as control:
                 yield control, control.load_profile(int(profile))
             return
         if store is None and not filesystem.is_file(Path(profile) / "control.sqlite"):
-            raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
+            raise InvalidInputError(f"--profile is {profile}, which has no control.sqlite; expected a profiled index")
         with hx.open(Path(profile), verify="quick") as opened, opened.store(store) as control:
             view = view_to_plan(opened.ivf, control, "auto", any_hardware=True)
             if not control.list_profiles(index_fingerprint=view.fingerprint):
@@ -232,7 +240,7 @@ def simulate(
     check_number("--window-ms", lookahead.window_ms, least=0.0)
     if not 0 < load.attainment <= 1:
         raise InvalidInputError(
-            f"--attainment is {load.attainment:g}; expected a fraction of the requests, above 0 and up to 1"
+            f"--attainment is {load.attainment:g}; expected a fraction of the requests, above 0 and at most 1"
         )
     if cluster.nodes is not None:
         _refuse_beside_nodes(server, lookahead, study)
@@ -244,13 +252,13 @@ def simulate(
     bandwidth, transfer = speeds.bytes_per_s(chip)
     if lookahead.window_ms > 0 and transfer is None:
         raise InvalidInputError(
-            f"--window-ms is {lookahead.window_ms:g}; give --transfer-bandwidth for what it may copy"
+            f"--window-ms is {lookahead.window_ms:g}, but --transfer-bandwidth is missing; expected both"
         )
     arena_bytes = parse_bytes(lookahead.arena)
     if lookahead.window_ms > 0 and arena_bytes < 1:
         raise InvalidInputError(
-            f"--arena is {lookahead.arena}, and --window-ms {lookahead.window_ms:g}: lookahead has no room for lists; "
-            "give --arena bytes above 0"
+            f"--arena is {lookahead.arena} with --window-ms {lookahead.window_ms:g}, which leaves lookahead no room; "
+            "expected --arena above 0"
         )
     workload = load.workloads()
     n_requests = len(workload(load.rate).arrivals)
@@ -387,7 +395,7 @@ def _refuse_beside_nodes(server: ServerOptions, lookahead: LookaheadOptions, stu
         ("--plot", study.plot is not None),
     ):
         if given:
-            raise InvalidInputError(f"--nodes simulates searches of a cluster alone: give no {option}")
+            raise InvalidInputError(f"--nodes simulates only searches of a cluster; omit {option}")
 
 
 def _nearest(one: Any, rate: float) -> str:

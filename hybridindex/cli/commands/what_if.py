@@ -42,8 +42,8 @@ class MachineToSuppose:
     efficiency: Annotated[
         float, typer.Option(help="Fraction of the peak rates that scans and the LLM reach.", rich_help_panel=WHAT_IF)
     ] = 0.5
-    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=WHAT_IF)] = 1024
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", rich_help_panel=WHAT_IF)] = 256
+    input_tokens: Annotated[int, typer.Option(help="Tokens per prompt.", rich_help_panel=WHAT_IF)] = 1024
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.", rich_help_panel=WHAT_IF)] = 256
 
 
 def forecast_machine(
@@ -70,7 +70,7 @@ def forecast_machine(
 def _check(goal: PlanOptions) -> None:
     if goal.n_devices != 1 or goal.coverage is not None or (goal.budget is not None and len(goal.budget) > 1):
         raise InvalidInputError(
-            "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
+            "--n-devices, --coverage or a second --budget is given with --hardware; expected the number of devices in "
             "--hardware, such as h100x8, and one --budget for all"
         )
 
@@ -90,16 +90,14 @@ def forecast_cluster(
 
     _check(goal)
     if goal.slo_stage not in {None, "search"}:
-        raise InvalidInputError(f"--slo-stage is {goal.slo_stage!r}; expected search: --nodes knows searches alone")
+        raise InvalidInputError(f"--slo-stage is {goal.slo_stage!r}; expected search: --nodes supports searches only")
     for option, told in (
         ("--headroom", goal.headroom != DEFAULT_HEADROOM),
         ("--epsilon", goal.epsilon is not None),
         ("--hit-rate-model", goal.hit_rate_model != "best"),
     ):
         if told:
-            raise InvalidInputError(
-                f"--nodes simulates searches of clusters and makes no plan of them: give no {option}"
-            )
+            raise InvalidInputError(f"--nodes simulates searches of clusters and makes no plan; omit {option}")
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         setting, said = _setting(goal, machine, change, profile_to_plan(opened, control, goal, None), control)
     asked = Asked(
@@ -132,7 +130,7 @@ def _setting(
     assert machine.hardware is not None
     fleet = parse_fleet(machine.hardware)
     if goal.rate is None:
-        raise InvalidInputError("--rate is missing; a what-if needs the requests per second to plan for")
+        raise InvalidInputError("--rate is missing; expected the requests per second to plan for")
     llm, service = _llm(goal.llm, machine, fleet, control)
     analysis, said = suppose(
         analyse(profile),
@@ -252,7 +250,7 @@ def _tables(found: Forecast) -> list[Any]:
         "req/s within SLO",
         "index bytes",
         latency.removesuffix(" ms"),
-        title="per cent of change for one per cent of the input",
+        title="percent change per percent change of the input",
     )
     for name, outcomes in found.sensitivity.items():
         inputs.add_row(name, *("-" if value is None else f"{value:+.2f}" for value in outcomes.values()))

@@ -75,12 +75,12 @@ class Metrics:
         )
         self._partial = Counter(
             f"{_PREFIX}partial_answers_total",
-            "Searches answered from a part of their work, which they allowed.",
+            "Searches with a partial answer, which they allowed.",
             registry=self.registry,
         )
         self._missing = Counter(
             f"{_PREFIX}missing_coverage_total",
-            "What these lacked: the sum over queries of 1 - coverage.",
+            "What partial answers lacked: the sum over queries of 1 - coverage.",
             registry=self.registry,
         )
         # A look-up of a label takes longer than an observation.
@@ -194,7 +194,9 @@ class _Readings(Collector):
             yield from self._nodes(service.member)
         refresher = service.refresher
         if refresher is not None:
-            state = GaugeMetricFamily(f"{_PREFIX}refresher_state", "1 for the state of drift.", labels=["state"])
+            state = GaugeMetricFamily(
+                f"{_PREFIX}refresher_state", "1 for the current state of drift detection.", labels=["state"]
+            )
             state.add_metric([str(describe(refresher.status()).get("drift_state", "unknown"))], 1)
             yield state
 
@@ -205,12 +207,12 @@ class _Readings(Collector):
         unreachable, part = member.unreachable()
         for name, text, value in (
             ("held_lists", "Lists that this node holds.", int(member.share.held.sum())),
-            ("held_bytes", "Bytes of them.", member.share.held_bytes),
-            ("unreachable_lists", "Lists that no node which answers holds.", unreachable),
-            ("unreachable_share", "Their part of the bytes of all lists.", part),
-            ("map_version", "Of the map in force; 0 without one.", 0 if map_ is None else map_.version),
-            ("replicas", "Nodes that are to hold a list, at least.", 0 if map_ is None else map_.replicas),
-            ("lists_below_replicas", "Lists that fewer nodes which answer hold.", member.below_replicas()),
+            ("held_bytes", "Bytes of the lists that this node holds.", member.share.held_bytes),
+            ("unreachable_lists", "Lists that are on no node that answers.", unreachable),
+            ("unreachable_share", "Part of the bytes of all lists that is on no node that answers.", part),
+            ("map_version", "Version of the cluster map in force; 0 without one.", 0 if map_ is None else map_.version),
+            ("replicas", "Least number of nodes that should hold each list.", 0 if map_ is None else map_.replicas),
+            ("lists_below_replicas", "Lists held by fewer answering nodes than replicas.", member.below_replicas()),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
         if (following := member.following) is not None:
@@ -218,7 +220,7 @@ class _Readings(Collector):
                 f"{_PREFIX}change", "Number of the last change that searches see.", following.number
             )
             yield GaugeMetricFamily(
-                f"{_PREFIX}change_age_seconds", "Since all was known that had changed.", following.age_s
+                f"{_PREFIX}change_age_seconds", "Seconds since this node last knew all changes.", following.age_s
             )
         peers = member.remote.status()
         up = GaugeMetricFamily(f"{_PREFIX}node_up", "1 while another node answers.", labels=["node"])
@@ -228,9 +230,9 @@ class _Readings(Collector):
         for key, name, text in (
             ("asked", "node_scans", "Scans that another node was asked for; over searches, the fan-out."),
             ("asked_bytes", "node_work_bytes", "Code bytes that another node was asked to scan."),
-            ("failed", "node_scans_failed", "Of these scans: not answered."),
-            ("hedged", "node_hedges", "Of these scans: asked of others, too, because they took long."),
-            ("downs", "node_downs", "How often another node stopped to answer."),
+            ("failed", "node_scans_failed", "Scans that another node did not answer."),
+            ("hedged", "node_hedges", "Scans that others were asked for, too, because one took long."),
+            ("downs", "node_downs", "How often another node stopped answering."),
         ):
             family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["node"])
             for peer in peers:
@@ -249,30 +251,34 @@ class _Readings(Collector):
             ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
             ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
             ("device_quantized", "Queries whose lists a device found.", stats.device_quantized),
-            ("device_quantized_again", "Queries whose lists the host found after all.", stats.device_quantized_again),
+            ("device_quantized_again", "Queries whose lists the host had to find again.", stats.device_quantized_again),
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
             ("filtered_searches", "Requests with a filter.", stats.filtered_requests),
-            ("filtered_rows", "Rows that were compared for them.", stats.filtered_rows),
+            ("filtered_rows", "Rows compared by requests with a filter.", stats.filtered_rows),
             ("candidates", "Rows that searches by codes compared exactly.", stats.candidates),
-            ("device_candidates", "Of these: with rows that devices hold, there.", stats.device_candidates),
-            ("row_pages", "Pages of their rows that were read from disk.", stats.row_pages),
+            ("device_candidates", "Candidates that devices compared.", stats.device_candidates),
+            ("row_pages", "Pages of candidates read from disk.", stats.row_pages),
             ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
-            ("lookahead_dropped", "Lookaheads that made way in a full queue.", stats.lookahead_dropped),
-            ("lookahead_waits", "Searches of sessions that waited for lists on their way.", waits.count),
-            ("lookahead_wait_seconds", "Seconds of these waits.", waits.seconds),
-            ("device_recoveries", "Devices that came back.", stats.device_recoveries),
+            ("lookahead_dropped", "Lookaheads dropped from a full queue.", stats.lookahead_dropped),
+            ("lookahead_waits", "Session searches that waited for lists being copied.", waits.count),
+            ("lookahead_wait_seconds", "Seconds that session searches waited for lists.", waits.seconds),
+            ("device_recoveries", "Failed devices that recovered.", stats.device_recoveries),
             ("scrubbed_bytes", "Bytes of lists that were compared with their digests.", damage.nbytes),
             ("scrub_passes", "How often all lists were compared.", damage.passes),
             ("damage_found", "How often a list, or a copy of one, was found damaged.", damage.found),
-            ("device_slowdowns", "Failures of devices by being slow.", stats.device_slowdowns),
+            ("device_slowdowns", "Device failures because of slowness.", stats.device_slowdowns),
         ):
             yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
         for name, text, reading in (
             ("largest_batch", "Most queries in one batch.", stats.largest_batch),
             ("hit_rate_observed", "Part of the scan work that devices served, since the start.", stats.hit_rate),
-            ("hit_rate_expected", "Of the plan's lists that are on devices.", service.expected_hit_rate or 0.0),
-            ("hit_rate_planned", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
-            ("lookahead_waiting_bytes", "Bytes of drafts that wait.", stats.lookahead_waiting_bytes),
+            (
+                "hit_rate_expected",
+                "Hit rate predicted for the plan's lists on devices.",
+                service.expected_hit_rate or 0.0,
+            ),
+            ("hit_rate_planned", "Hit rate that the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
+            ("lookahead_waiting_bytes", "Bytes of waiting lookahead drafts.", stats.lookahead_waiting_bytes),
             ("quarantined_lists", "Damaged lists that no search may probe.", len(damage.quarantined)),
             ("mended_lists", "Lists damaged in the file and served from memory.", len(damage.mended)),
             ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
@@ -292,23 +298,23 @@ class _Readings(Collector):
         counts, state = service.rows.counts, service.rows.state(service.index)
         for name, text, value in (
             ("rows_added", "Rows that clients added.", counts.added),
-            ("rows_replaced", "Rows that took the place of others.", counts.replaced),
+            ("rows_replaced", "Rows that replaced others.", counts.replaced),
             ("rows_deleted", "Ids whose rows clients deleted.", counts.deleted),
-            ("compactions", "How often the lists were written anew, with what came.", state["compactions"]),
+            ("compactions", "How often the lists were rewritten with all changes.", state["compactions"]),
             ("lists_split", "Lists that compactions split.", state["split"]),
             ("lists_dissolved", "Lists that compactions dissolved.", state["dissolved"]),
         ):
             yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
         for name, text, reading in (
             ("rows_live", "Rows that searches find.", state["live"]),
-            ("rows_beside", "Rows that came since the lists were written.", state["added"]),
-            ("rows_beside_bytes", "Their bytes in memory.", state["added_bytes"]),
-            ("rows_beside_on_devices", "Of these, rows that devices hold.", service.router.added_on_devices),
-            ("rows_gone", "Ids that were deleted since the lists were written.", state["deleted"]),
-            ("change_log_bytes", "Bytes of the log of changes.", state["log_bytes"]),
+            ("rows_beside", "Rows added since the lists were written.", state["added"]),
+            ("rows_beside_bytes", "Bytes in memory of added rows.", state["added_bytes"]),
+            ("rows_beside_on_devices", "Added rows that devices hold.", service.router.added_on_devices),
+            ("rows_gone", "Ids deleted since the lists were written.", state["deleted"]),
+            ("change_log_bytes", "Bytes of the change log.", state["log_bytes"]),
             ("last_change", "Number of the last change.", state["number"]),
-            ("writer", "1 while nobody else may write to the index.", float(state["writer"])),
-            ("compaction_failed", "1 where the last compaction failed.", float(state["problem"] is not None)),
+            ("writer", "1 while only this daemon may write to the index.", float(state["writer"])),
+            ("compaction_failed", "1 if the last compaction failed.", float(state["problem"] is not None)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
         done = service.documents.counts
@@ -316,8 +322,10 @@ class _Readings(Collector):
         for outcome, count in (("added", done.added), ("changed", done.changed), ("removed", done.removed)):
             documents.add_metric([outcome], count)
         yield documents
-        yield CounterMetricFamily(f"{_PREFIX}chunks_embedded", "Chunks of documents.", value=done.embedded)
-        refused = CounterMetricFamily(f"{_PREFIX}writes_refused", "Changes that changed nothing.", labels=["reason"])
+        yield CounterMetricFamily(
+            f"{_PREFIX}chunks_embedded", "Chunks of documents that were embedded.", value=done.embedded
+        )
+        refused = CounterMetricFamily(f"{_PREFIX}writes_refused", "Changes refused, by reason.", labels=["reason"])
         for reason, count in list(counts.refused.items()):
             refused.add_metric([reason], count)
         yield refused
@@ -327,7 +335,7 @@ class _Readings(Collector):
         moved = CounterMetricFamily(f"{_PREFIX}moved_bytes", "Bytes copied to a device.", labels=["device"])
         failures = CounterMetricFamily(f"{_PREFIX}device_failures", "How often a device failed.", labels=["device"])
         usable = GaugeMetricFamily(f"{_PREFIX}device_usable", "1 while a device scans.", labels=["device"])
-        info = InfoMetricFamily(f"{_PREFIX}device", "What a device is, as tables and logs name it.", labels=["device"])
+        info = InfoMetricFamily(f"{_PREFIX}device", "Name of a device in tables and logs.", labels=["device"])
         for tier in service.router.devices:
             # Not tier.label: a GPU that was busy at the start tells it only once it is opened.
             label = [f"{tier.ordinal}: {tier.info.name}"]
@@ -341,11 +349,11 @@ class _Readings(Collector):
     def _queue(self, service: Service) -> Iterator[Metric]:
         admission = service.admission
         for name, text, value in (
-            ("queue_waiting", "Queries that wait.", admission.n_waiting),
+            ("queue_waiting", "Queries that wait for the router.", admission.n_waiting),
             ("queue_in_flight", "Queries handed to the router.", admission.n_in_flight),
-            ("request_memory_bytes", "Bytes that requests under way take, of all indexes.", service.memory.taken_bytes),
+            ("request_memory_bytes", "Bytes taken by requests under way, of all indexes.", service.memory.taken_bytes),
             ("sessions_open", "Open sessions.", len(service.sessions)),
-            ("ready", "1 while ready.", float(service.ready)),
+            ("ready", "1 while the daemon is ready.", float(service.ready)),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
         refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by reason.", labels=["reason"])
@@ -359,9 +367,9 @@ class _Readings(Collector):
         )
         yield CounterMetricFamily(
             f"{_PREFIX}sessions_displaced",
-            "Sessions that made way for another client's.",
+            "Sessions replaced by another client's.",
             value=service.sessions.n_displaced,
         )
         yield CounterMetricFamily(
-            f"{_PREFIX}observer_errors", "Observers of searches that raised.", value=service.n_observer_errors
+            f"{_PREFIX}observer_errors", "Errors raised by observers of searches.", value=service.n_observer_errors
         )

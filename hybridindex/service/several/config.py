@@ -25,13 +25,13 @@ class IndexConfig:
     """What a daemon is told of one of several indexes. None: what it is told of all."""
 
     path: Annotated[Path | None, Setting(help="Index directory.")] = None
-    plan: Annotated[str | None, Setting(help="As the daemon's plan.")] = None
+    plan: Annotated[str | None, Setting(help="Like the daemon's plan.")] = None
     slo_ms: Annotated[
         float | None,
-        Setting(help="What its plan has to keep, in place of the plan's own SLO, and what attainment counts."),
+        Setting(help="SLO that its plan must meet, instead of the plan's own; attainment is measured against it."),
     ] = None
     rate_qps: Annotated[
-        float | None, Setting(help="Requests/s that its plan has to sustain, in place of the plan's own.")
+        float | None, Setting(help="Requests/s that its plan must sustain, instead of the plan's own.")
     ] = None
     store_url: Annotated[str | None, Setting(help="Its control store.")] = None
 

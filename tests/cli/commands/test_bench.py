@@ -27,7 +27,7 @@ def test_a_store_that_cannot_be_opened_keeps_no_load_from_running(cli, load, ind
     assert (found.code, found.json["devices"]) == (0, [])
     assert found.json["load"][0]["rate"] == 100
     assert ("no plan: the host searches" in found.err) == (plan != "none")
-    assert "no report will show this load: control store" in found.err
+    assert "this load is not stored, and no report will show it: control store" in found.err
 
 
 def test_a_plan_that_is_named_has_to_be_there(cli, load, index_path):

@@ -20,9 +20,9 @@ def test_ctrl_c_after_the_commit_says_that_the_index_stands(cli, tmp_path, monke
     before_the_commit = "hybridindex.index.storage.generation.point"
     after_it = "hybridindex.cli.commands.index.describe"
     for generation, place, said in (
-        (None, before_the_commit, "nothing half-made was left"),
+        (None, before_the_commit, "no partial result was left"),
         (1, after_it, "generation 1 was committed"),
-        (1, before_the_commit, "nothing half-made was left"),
+        (1, before_the_commit, "no partial result was left"),
         (2, after_it, "generation 2 was committed"),
     ):
         with monkeypatch.context() as during:

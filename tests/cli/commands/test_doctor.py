@@ -72,7 +72,7 @@ def test_hardware_that_cannot_be_looked_at_is_a_finding(cli, monkeypatch):
     monkeypatch.setattr("hybridindex.profiler.hardware.hardware_info", broken)
     answer = cli("doctor", "--json")
     assert answer.code == 0, answer.err
-    assert found_of(answer)["hardware"]["detail"] == f"cannot be looked at: {_NO_CUDART}"
+    assert found_of(answer)["hardware"]["detail"] == f"cannot be examined: {_NO_CUDART}"
 
 
 def test_one_device_that_fails_leaves_the_others(cli, monkeypatch):

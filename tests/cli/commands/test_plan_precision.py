@@ -71,7 +71,7 @@ def test_commands_take_the_plan_that_is_named_or_was_applied_last(cli, idx, tmp_
     assert [plan["id"] for plan in history["plans"]] == [codes, rows, rows + 1]
     assert cli("explain", idx, "current", "--json").json["precision"] == "codes"
     assert cli("history", idx).out.count("of codes") == 3
-    assert "of codes that are gone" not in cli("history", idx).out
+    assert "of removed codes" not in cli("history", idx).out
     report = cli("report", idx, "-o", tmp_path / "report", "--plan", codes, "--json")
     assert report.code == 0, report.err
 
@@ -128,7 +128,7 @@ def test_rows_on_disk_are_searched_profiled_and_planned(cli, idx, tmp_path, capl
     refused = cli(*plan, "--row-cache", "1MiB")
     assert (refused.code, "profile again with rows 'mapped'" in refused.err) == (ExitCode.NO_PROFILE, True)
     refused = cli(*plan, "--row-cache", "1MiB", "--hardware", "h100x8")
-    assert (refused.code, "--row-cache is for this machine" in refused.err) == (ExitCode.BAD_INPUT, True)
+    assert (refused.code, "--row-cache is only for this machine" in refused.err) == (ExitCode.BAD_INPUT, True)
     with hx.open(idx) as index, index.store() as store:
         view = index.ivf.by_codes()
         store.save_profile(with_row_faults(with_candidates(profile_of(view), index.ivf.code_size)))
@@ -174,7 +174,7 @@ def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):
     for words, said in (
         (("--candidates", 9), "candidates is 9 and k is 10"),
         (("--precision", "half"), "precision is 'half'"),
-        (("--precision", "rows", "--candidates", 50), "--candidates is 50, and searches scan rows"),
+        (("--precision", "rows", "--candidates", 50), "--candidates is 50, but searches scan rows"),
     ):
         refused = cli("search", idx, *asked, *words)
         assert (refused.code, said in refused.err) == (ExitCode.BAD_INPUT, True)
@@ -202,7 +202,7 @@ def test_a_profile_of_the_other_precision_that_gives_no_plan_stops_none(cli, idx
         store.save_profile(dataclasses.replace(made, stages=tuple(s for s in made.stages if s.stage != "host_scan")))
     made = cli("plan", idx, *ASKED, "--json")
     assert (made.code, made.json["precision"], "other_precision" in made.json) == (0, "codes", False)
-    assert "no plan of rows is compared with: " in made.err
+    assert "not compared with a plan of rows: " in made.err
     assert [plan["id"] for plan in cli("history", idx, "--json").json["plans"]] == [made.json["plan_id"]]
     refused = cli("plan", idx, *ASKED, "--precision", "rows")
     assert refused.code == ExitCode.NO_PROFILE
@@ -215,7 +215,7 @@ def test_plans_of_the_other_precision_are_not_compared_offline(cli, idx):
     assert cli("apply", idx, "--plan", codes, "--force").code == 0
     changed = cli("apply", idx, "--plan", rows, "--force", "--json")
     assert (changed.json["plan_id"], changed.json["current"], changed.json["hit_rate_before"]) == (rows, None, 0)
-    assert "nothing is compared" in changed.err
+    assert "it is not compared" in changed.err
     again = cli("apply", idx, "--plan", rows, "--force", "--json")
     assert again.json["current"]["precision"] == "rows"
     assert again.json["gain"] == {**again.json["gain"], "latency_ms": 0, "hit_rate": 0}

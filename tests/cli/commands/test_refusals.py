@@ -30,13 +30,13 @@ def test_candidates_of_an_index_without_codes_are_refused(cli, index_path, tmp_p
     np.save(tmp_path / "q.npy", clustered(5))
     refused = cli(*words, index_path, "-q", tmp_path / "q.npy", "--candidates", 50)
     assert refused.code == ExitCode.BAD_INPUT
-    assert "--candidates is 50, and searches scan rows" in refused.err
+    assert "--candidates is 50, but searches scan rows" in refused.err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--precision", "rows", "--candidates", 50), "--candidates is 50, and searches scan rows"),
+        (("--precision", "rows", "--candidates", 50), "--candidates is 50, but searches scan rows"),
         (("--candidates", 9), "candidates is 9 and k is 10"),
     ],
     ids=["of rows", "too few"],

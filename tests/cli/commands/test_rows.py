@@ -163,14 +163,14 @@ def test_a_key_that_is_missing_is_asked_for_as_the_command_takes_it(cli, path, t
     with daemon(path, Keyring(keys.path)):
         refused = cli(command, path, "--json")
     assert refused.code == 8
-    assert refused.json["error"]["message"].endswith("; give a key: --key, or HYBRIDINDEX_KEY")
+    assert refused.json["error"]["message"].endswith("; pass a key with --key or HYBRIDINDEX_KEY")
 
 
 def test_beside_a_daemon_that_takes_no_changes(cli, path, files):
     with daemon(path, write=False):
         done = cli("add", path, files / "new.npy", "--json")
         assert done.json["rows"] == 25
-        assert "takes no changes" in done.err
+        assert "accepts no changes" in done.err
         assert "hybridindex reload" in cli("compact", path).err
 
 
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_named(cli, path, files, words, said):
 def test_where_it_ends_early_it_says_what_is_there(cli, path, files):
     (files / "ids.txt").write_text("\n".join(map(str, [*range(5000, 5024), 5])))
     found = cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--batch", 10)
-    assert "20 rows are in the index already; with ids, --upsert repeats them" in found.err
+    assert "20 rows are already in the index; with ids, repeat the command with --upsert" in found.err
     assert "are there already: 5;" in found.err
     assert cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--upsert", "--json").json["replaced"] == 21
 

@@ -133,7 +133,7 @@ def test_an_index_without_a_store_gets_none(cli, index_path, file, tmp_path):
     found = cli("verify", index_path, "--json")
     assert (found.code, found.json["ok"], found.json["store"]) == (0, True, None)
     refused = cli("verify", index_path, "--store", tmp_path / "other.sqlite")
-    assert (refused.code, "there is no such file" in refused.err) == (ExitCode.BAD_INPUT, True)
+    assert (refused.code, "which does not exist" in refused.err) == (ExitCode.BAD_INPUT, True)
     assert not file.exists()
     with ControlStore.open(tmp_path / "other.sqlite") as store:
         store.record_event("kept", {})

@@ -89,7 +89,7 @@ def test_an_infeasible_goal_ends_with_10_and_the_nearest_one_is_feasible(cli, in
         (("--hardware", "h100x8", "--n-devices", 4, "--rate", 4, "--slo-ms", 9), "--n-devices"),
         (("--hardware", "h100x8", "--efficiency", 2, "--rate", 4, "--slo-ms", 9), "efficiency"),
         (("--slo-ms", 9), "--budget is missing"),
-        (("--slo-ms", 9, "--budget", "1GiB", "--index-scale", 4), "expected --hardware"),
+        (("--slo-ms", 9, "--budget", "1GiB", "--index-scale", 4), "they require --hardware"),
     ],
 )
 def test_wrong_questions_name_the_field(cli, index, words, named):
@@ -117,13 +117,13 @@ def test_clusters_of_other_machines_are_simulated(cli, index, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--nodes", "2", "--slo-ms", 40, "--rate", 40), "expected --hardware beside them"),
+        (("--nodes", "2", "--slo-ms", 40, "--rate", 40), "they require --hardware"),
         ((*CLUSTER, "--nodes", "2;3"), "expected numbers of nodes such as 1,4,16"),
         ((*CLUSTER, "--nodes", "65"), "nodes is 65; give numbers from 1 to 64"),
         ((*CLUSTER, "--nodes", "2", "--slo-stage", "ttft"), "expected search"),
-        ((*CLUSTER, "--nodes", "2", "--headroom", 0.3), "give no --headroom"),
-        ((*CLUSTER, "--nodes", "2", "--epsilon", 0.5), "give no --epsilon"),
-        ((*CLUSTER, "--nodes", "2", "--hit-rate-model", "beta"), "give no --hit-rate-model"),
+        ((*CLUSTER, "--nodes", "2", "--headroom", 0.3), "omit --headroom"),
+        ((*CLUSTER, "--nodes", "2", "--epsilon", 0.5), "omit --epsilon"),
+        ((*CLUSTER, "--nodes", "2", "--hit-rate-model", "beta"), "omit --hit-rate-model"),
     ],
 )
 def test_wrong_questions_about_clusters_are_named(cli, index, options, words):

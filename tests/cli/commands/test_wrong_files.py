@@ -55,9 +55,9 @@ def test_a_damaged_file_of_queries_keeps_the_reason(cli, index_path, tmp_path, c
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"1\n99999999999999999999\n", "line 2 of ids.txt is '99999999999999999999'; expected an integer of 64 bits"),
-        (b"1\nx\n", "line 2 of ids.txt is 'x'; expected an integer of 64 bits"),
-        (b"\xff\xfe1\x00", "ids.txt is no text in UTF-8; expected a .npy file, or a text with an id on each line"),
+        (b"1\n99999999999999999999\n", "line 2 of ids.txt is '99999999999999999999'; expected a 64-bit integer"),
+        (b"1\nx\n", "line 2 of ids.txt is 'x'; expected a 64-bit integer"),
+        (b"\xff\xfe1\x00", "ids.txt is not UTF-8 text; expected a .npy file, or a text file with one id per line"),
     ],
     ids=["too large", "no number", "no text"],
 )
@@ -93,7 +93,7 @@ def test_an_export_does_not_replace_a_pipe_or_a_device(cli, index_path, tmp_path
     os.mkfifo(tmp_path / "pipe")
     refused = cli("export", index_path, tmp_path / "pipe")
     assert refused.code == ExitCode.BAD_INPUT
-    assert "a device or a pipe; expected a new file, or a regular one" in refused.err
+    assert "a device or a pipe; expected a new or regular file" in refused.err
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
@@ -103,14 +103,14 @@ def test_a_store_that_is_not_there_is_refused_and_not_made(cli, index_path, quer
     given = () if words == ("apply",) else ("-q", queries)
     refused = cli(*words, index_path, *given, "--store", tmp_path / "other.sqlite")
     assert refused.code == ExitCode.BAD_INPUT
-    assert "there is no such file: expected a control store" in refused.err
+    assert "which does not exist; expected a control store" in refused.err
     assert not (tmp_path / "other.sqlite").exists()
 
 
 def test_attributes_to_remove_and_a_table_are_named_as_in_the_help(cli, index_path, tmp_path):
     refused = cli("attributes", index_path, tmp_path / "table.csv", "--remove")
     assert refused.code == ExitCode.BAD_INPUT
-    assert "and FILE is of what is made" in refused.err
+    assert "--remove is given with FILE; expected --remove alone" in refused.err
 
 
 def test_a_row_that_cannot_be_added_is_counted_from_the_first_of_the_file(cli, index_path, tmp_path):
@@ -120,12 +120,12 @@ def test_a_row_that_cannot_be_added_is_counted_from_the_first_of_the_file(cli, i
     refused = cli("add", index_path, tmp_path / "rows.npy", "--batch", 10)
     assert refused.code == ExitCode.BAD_INPUT
     assert "rows.npy, row 23, holds NaN or infinity; expected finite values" in refused.err
-    assert "20 rows are in the index already" in refused.err
+    assert "20 rows are already in the index" in refused.err
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_says_how_many_rows_were_added(cli, index_path, tmp_path, monkeypatch, as_json):
-    """They are there for good: "nothing half-made was left" would be read as if none were."""
+    """They are there for good: "no partial result was left" would be read as if none were."""
     np.save(tmp_path / "rows.npy", clustered(25))
     add = Index.add
 
@@ -137,7 +137,7 @@ def test_ctrl_c_says_how_many_rows_were_added(cli, index_path, tmp_path, monkeyp
     monkeypatch.setattr(Index, "add", interrupted)
     ended = cli("add", index_path, tmp_path / "rows.npy", "--batch", 10, *(["--json"] if as_json else []))
     assert ended.code == ExitCode.INTERRUPTED
-    said = "interrupted; 20 rows are in the index already; with ids, --upsert repeats them"
+    said = "interrupted; 20 rows are already in the index; with ids, repeat the command with --upsert"
     assert f"KeyboardInterrupt: {said}" in ended.err.splitlines()
     assert "half-made" not in ended.err
     if as_json:
@@ -184,5 +184,5 @@ def test_a_schedule_of_a_store_that_is_not_there_is_refused(cli, index_path, tmp
     command, *name = words
     refused = cli("refresh-schedule", command, index_path, *name, "--store", tmp_path / "other.sqlite")
     assert refused.code == ExitCode.BAD_INPUT
-    assert "there is no such file: expected a control store" in refused.err
+    assert "which does not exist; expected a control store" in refused.err
     assert not (tmp_path / "other.sqlite").exists()

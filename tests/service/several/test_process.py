@@ -82,7 +82,7 @@ def launched(folder):
 
 def test_an_index_without_any_plan_is_named(folders):
     (folders["code"] / "control.sqlite").unlink()
-    with pytest.raises(InvalidInputError, match="index code has no plan, which says its SLO and rate"):
+    with pytest.raises(InvalidInputError, match="index code has no plan to take SLO and rate from"):
         divide_indexes(folders, (BUDGET,), None, lookahead_bytes=0, apply=False, force=False)
 
 
