@@ -8,13 +8,14 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.api import STORE_FILE
+from hybridindex.client.messages import Address
 from hybridindex.cluster.access import read_access
 from hybridindex.cluster.keys import KEY_FILES, ClusterKeys, key_for_searches, key_for_writes, make_keys, read_keys
 from hybridindex.cluster.local_ray import LOCAL_FILE, read_local, start_local, stop_local
@@ -31,7 +32,7 @@ from hybridindex.cluster.ray_actors import (
     require_ray,
     start_actor,
 )
-from hybridindex.cluster.reach import OPTIONS_FILE, folder_of, kept_ca
+from hybridindex.cluster.reach import OPTIONS_FILE, folder_of, kept_ca, nodes_of, read_options, refuse_copy
 from hybridindex.cluster.returning import MACHINES_FILE, keep_machines
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, hold_state
@@ -46,6 +47,7 @@ from hybridindex.index.storage.generation import as_path
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
 from hybridindex.router.remote.cluster_map import MAX_NODES
+from hybridindex.service.cluster.handed_plan import PLANS_FILE, hand_out
 from hybridindex.service.config import is_loopback
 
 __all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
@@ -101,10 +103,15 @@ class NodeOptions:
                 "certificate, or insecure_network=True (--insecure-network) in a network where nobody listens"
             )
 
+    @property
+    def chooses_store(self) -> bool:
+        """Whether nodes were given a control store: plans are in that."""
+        return any(word.partition("=")[0] in ("--store", "--config") for word in self.serve)
+
     def with_store_of(self, index: Path) -> NodeOptions:
         """The same for nodes on one machine, which use the control store of the index where no other one is chosen:
         plans and profiles are in it. SQLite is not for several machines."""
-        if any(word.partition("=")[0] in ("--store", "--config") for word in self.serve):
+        if self.chooses_store:
             return self
         return replace(self, serve=(*self.serve, "--store", str(index.absolute() / STORE_FILE)))
 
@@ -161,6 +168,7 @@ def start(
         filesystem.make_folder(state, parents=True, exist_ok=True)
         before = read_local(state)
         if before is not None and before.runs():
+            refuse_copy(state, path)
             raise ServiceError(f"a cluster of {path} runs here; stop it first: hybridindex cluster stop {path}")
         stop_local(state)  # what one that was not stopped left here
         tell("starting Ray", None, None)
@@ -212,7 +220,7 @@ def connect(
     path = as_path(index)
     state = folder_of(path, folder)
     if address.startswith(("http://", "https://")):
-        return Cluster(path, "", state, None, seed=address, key=key, ca=ca)
+        return Cluster(path, "", state, None, seed=Address.parse(address).url, key=key, ca=ca)
     name = _name_of(path)
     _check_started(path, state, address)
     cluster = Cluster(path, name, state, _attach(state, address), key=key, ca=ca)
@@ -230,6 +238,8 @@ def stop(index: str | Path, *, address: str = "auto", folder: str | Path | None 
     state, name = folder_of(path, folder), _name_of(path)
     own = read_local(state) if address == "auto" else None
     _check_started(path, state, address)
+    if own is not None:
+        refuse_copy(state, path)
     try:
         cluster = Cluster(path, name, state, _attach(state, address))
     except (UnreachableError, ServiceError):
@@ -320,12 +330,13 @@ class Cluster:
 
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
         keys = make_keys(self._folder)
+        hand_out(self.path, self._folder)
         generation = read_manifest(self.path).generation
         specs = [self._spec(f"node-{i}", keys, nodes, place, generation) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
         keep_machines(self._folder, specs, places)
         entries = self._start_nodes(specs, places)
-        ca = None if nodes.tls_ca is None else str(nodes.tls_ca)
+        ca = None if nodes.tls_ca is None else str(nodes.tls_ca.absolute())
         manager = start_actor(
             self._ray, ManagerActor, f"{self.name}:manager",
             str(self._folder.absolute()), self.name, str(self.path.absolute()), request, keys, ca,
@@ -337,13 +348,13 @@ class Cluster:
 
     def _spec(self, name: str, keys: ClusterKeys, nodes: NodeOptions, place: Any, generation: int) -> NodeSpec:
         def text(path: Path | None) -> str | None:
-            return None if path is None else str(path)
+            return None if path is None else str(path.absolute())
 
         return NodeSpec(
             name=name,
             index=str(self.path.absolute()),
             generation=generation,
-            data=str(nodes.data / self.name / name),
+            data=str(nodes.data.absolute() / self.name / name),
             memory_bytes=nodes.memory_bytes,
             key=keys.admin,
             write_key=keys.write,
@@ -352,6 +363,7 @@ class Cluster:
             tls_cert=text(nodes.tls_cert),
             tls_key=text(nodes.tls_key),
             tls_ca=text(nodes.tls_ca),
+            plans=None if nodes.chooses_store else str(self._folder.absolute() / PLANS_FILE),
             options=nodes.serve,
         )
 
@@ -368,27 +380,14 @@ class Cluster:
 
     def _keep_options(self, nodes: NodeOptions, ca: str | None) -> None:
         self._ca = self._ca or ca
-        data = {
-            "memory_bytes": nodes.memory_bytes,
-            "data": str(nodes.data.absolute()),
-            "host": nodes.host,
-            **{name: None if (path := getattr(nodes, name)) is None else str(path) for name in _PATHS},
-            "insecure_network": nodes.insecure_network,
-            "serve": list(nodes.serve),
-        }
-        filesystem.replace_file(self._folder / OPTIONS_FILE, json.dumps(data))
+        data = {name: str(each.absolute()) if isinstance(each, Path) else each for name, each in asdict(nodes).items()}
+        # The address of a store may hold a password.
+        filesystem.replace_file(self._folder / OPTIONS_FILE, json.dumps(data), permissions=0o600)
 
     def _read_options(self) -> NodeOptions:
-        data = json.loads(filesystem.read_bytes(self._folder / OPTIONS_FILE))
-        paths = {name: None if data[name] is None else Path(data[name]) for name in _PATHS}
-        return NodeOptions(
-            memory_bytes=data["memory_bytes"],
-            data=Path(data["data"]),
-            host=data["host"],
-            insecure_network=data["insecure_network"],
-            serve=tuple(data["serve"]),
-            **paths,
-        )
+        data = read_options(self._folder)
+        paths = {name: None if data[name] is None else Path(data[name]) for name in ("data", *_PATHS)}
+        return NodeOptions(**{**data, **paths, "serve": tuple(data["serve"])})
 
     def stop(self) -> None:
         """Ends the nodes and the manager, and the Ray that was started for them. Shares stay on disk."""
@@ -446,7 +445,8 @@ class Cluster:
         self, node: str | None = None, progress: OnProgress | None = None, *, force: bool = False
     ) -> dict[str, Any]:
         """Starts the daemons of all nodes again, one after the other, or that of one: for attributes and codes that the
-        index was given since. Others answer meanwhile. Returns the names of those that were, ``nodes``.
+        index was given since; where all are, also for the plan that was applied last. Others answer meanwhile. Returns
+        the names of those that were, ``nodes``.
 
         Args:
             force: also where lists are on one node alone, which searches then miss for some seconds.
@@ -465,6 +465,8 @@ class Cluster:
                 "each list is on one node: searches that need it would fail while that one starts again; expected two "
                 "replicas, or force=True (--force) where that may be"
             )
+        if node is None:  # all have the same one
+            hand_out(self.path, self._folder)
         for number, name in enumerate(chosen, 1):
             self._wait_until_whole(f"before {name} is started again")
             if progress is not None:
@@ -511,7 +513,13 @@ class Cluster:
         keep_machines(self._folder, [spec], [place])
         entries = [NodeEntry(name=n["name"], url=n["url"], memory_bytes=n["memory_bytes"]) for n in known]
         self._call(manager.set_nodes.remote([*entries, entry]), 30.0)
-        return self._change(manager, manager.repartition.remote(anew=False), progress)
+        try:
+            return self._change(manager, manager.repartition.remote(anew=False), progress)
+        except HybridIndexError as error:
+            # It has its place: whoever adds the next one now has two.
+            error.args = (f"{error}; {spec.name} was started, and takes lists with the next hybridindex cluster "
+                          f"repartition {self.path}",)  # fmt: skip
+            raise
 
     def _places_of(self, nodes: Sequence[dict[str, Any]]) -> list[str]:
         """Ray's machines of nodes, as far as they answer."""
@@ -530,18 +538,11 @@ class Cluster:
         ca = self._ca or kept_ca(self._folder)
         tls = None if ca is None else ssl.create_default_context(cafile=ca)
         if self._seed is not None:
-            nodes, dim = self._ask_seed(self._seed, key, tls)
+            nodes, dim = nodes_of(self._seed, key, tls)
         else:
             nodes = {node["name"]: node["url"] for node in self.status()["nodes"] if not node["drains"]}
             dim = read_manifest(self.path).dim
         return ClusterRouter(nodes, dim=dim, key=key, tls=tls, timeout_s=timeout_s, by_locality=by_locality)
-
-    @staticmethod
-    def _ask_seed(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:
-        from hybridindex.cluster.nodes.calls import NodeCalls
-
-        said = NodeCalls(url, key, tls).nodes()
-        return {node["name"]: node["url"] for node in said["nodes"]}, int(said["dim"])
 
     def _manager(self) -> Any:
         if self._ray is None:

@@ -114,20 +114,30 @@ def start_local(folder: Path) -> LocalRay:
             env=environment,
             start_new_session=True,
         )
+    try:
+        address = _address_of(process, own)
+        found = LocalRay(address=address, token=token, pid=process.pid, folder=str(own), host=socket.gethostname())
+        filesystem.replace_file(folder / LOCAL_FILE, json.dumps(asdict(found)), permissions=0o600)
+    except BaseException:  # nobody would find it
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        filesystem.discard_tree(own)
+        raise
+    return found
+
+
+def _address_of(process: subprocess.Popen[bytes], own: Path) -> str:
+    """As soon as it has one. Raises ServiceError."""
     ends = time.monotonic() + _START_S
     while True:
         with suppress(MissingFileError):
             if address := filesystem.read_text(own / "ray_current_cluster").strip():
-                break
+                return address
         if process.poll() is not None or time.monotonic() > ends:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
             said = filesystem.read_text(own / "head.log", errors="replace").strip().splitlines()
             raise ServiceError(f"Ray did not start here: {said[-1] if said else 'it said nothing'}")
         time.sleep(0.05)
-    found = LocalRay(address=address, token=token, pid=process.pid, folder=str(own), host=socket.gethostname())
-    filesystem.replace_file(folder / LOCAL_FILE, json.dumps(asdict(found)), permissions=0o600)
-    return found
 
 
 def stop_local(folder: Path) -> None:

@@ -13,7 +13,8 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,12 @@ class Manager:
             HybridIndexError: the state or the index cannot be read. ServiceError: another manager has the state.
         """
         self._folder, self._key, self._tls = folder, key, tls
-        self._held = hold_state(folder, timeout_s=_HELD_S)
-        kept = read_state(folder)
-        self._state = kept or ClusterState(cluster=cluster, index=str(index), request=request)
-        #: Of the generation of the map; of the current one while there is no map, or where that one was removed.
-        self.access: Access = access_of(Path(self._state.index), self._state.map)
+        with hold_state(folder, timeout_s=_HELD_S) as held:
+            kept = read_state(folder)
+            self._state = kept or ClusterState(cluster=cluster, index=str(index), request=request)
+            #: Of the generation of the map; of the current one while there is no map, or where that one was removed.
+            self.access: Access = access_of(Path(self._state.index), self._state.map)
+            self._held = held.pop_all()
         self._lock = threading.RLock()
         #: Held by who changes the placement.
         self._changing = threading.Lock()
@@ -360,42 +362,46 @@ class Manager:
             BuildError: another change goes on. InvalidInputError: as :meth:`plan`. ServiceError, UnreachableError: a
             node could not do its part; the placement before is in force.
         """
+        with self._turn():
+            return self._move(self._look(anew=anew), progress)
 
-        def look() -> Access:
-            index, served = Path(self._state.index), self.access.manifest
-            if anew or read_manifest(index).lineage == served.lineage:
-                return read_access(index)
-            return read_access(index, served.generation)
-
-        return self._repartition(look, progress)
-
-    def _repartition(self, look: Callable[[], Access], progress: Progress | None = None) -> dict[str, Any]:
-        """``look``: what the plan is made from."""
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Raises BuildError: another change goes on."""
         # Telling nodes who is up takes a moment; other changes take longer.
         if not self._changing.acquire(timeout=_MOMENT_S):
             raise BuildError("another change of the cluster goes on; ask again when it has ended")
         try:
-            access = look()
-            plan, map_ = self._plan(access), self._state.map
-            if map_ is not None and access.of.generation == map_.generation and access.of != map_.of:
-                raise InvalidInputError(
-                    f"generation {map_.generation} of {self._state.index} is {access.of.fingerprint}, and the cluster "
-                    f"serves {map_.fingerprint}; stop the cluster and start it anew"
-                )
-            self._wait_for_nodes(map_, access)
-            known = self._holders_in(access)
-            before = np.zeros_like(plan.holders) if known is None else known
-            taken = self._change(map_, access, plan.holders, progress)
-            dropped = self._drop()
-            return {
-                **describe_plan(plan, access, self._state),
-                "generation": access.of.generation,
-                "taken_bytes": taken,
-                "dropped_bytes": dropped,
-                "changed_lists": int(np.count_nonzero(before != plan.holders)),
-            }
+            yield
         finally:
             self._changing.release()
+
+    def _look(self, *, anew: bool) -> Access:
+        index, served = Path(self._state.index), self.access.manifest
+        if anew or read_manifest(index).lineage == served.lineage:
+            return read_access(index)
+        return read_access(index, served.generation)
+
+    def _move(self, access: Access, progress: Progress | None = None) -> dict[str, Any]:
+        """``access``: what the plan is made from. By who changes the placement."""
+        plan, map_ = self._plan(access), self._state.map
+        if map_ is not None and access.of.generation == map_.generation and access.of != map_.of:
+            raise InvalidInputError(
+                f"generation {map_.generation} of {self._state.index} is {access.of.fingerprint}, and the cluster "
+                f"serves {map_.fingerprint}; stop the cluster and start it anew"
+            )
+        self._wait_for_nodes(map_, access)
+        known = self._holders_in(access)
+        before = np.zeros_like(plan.holders) if known is None else known
+        taken = self._change(map_, access, plan.holders, progress)
+        dropped = self._drop()
+        return {
+            **describe_plan(plan, access, self._state),
+            "generation": access.of.generation,
+            "taken_bytes": taken,
+            "dropped_bytes": dropped,
+            "changed_lists": int(np.count_nonzero(before != plan.holders)),
+        }
 
     def _go_on(self) -> None:
         """Has nodes go on to the generation that the index was compacted into. Raises as :meth:`repartition`."""
@@ -437,13 +443,10 @@ class Manager:
         }
         if not drift.pays:
             return None
-
-        def look() -> Access:
+        with self._turn():
             if self.access.of != access.of:
                 raise BuildError("the nodes went on to another generation meanwhile")
-            return access._replace(work=drift.work, probes=probes, profile_id=None)
-
-        done = self._repartition(look)
+            done = self._move(access._replace(work=drift.work, probes=probes, profile_id=None))
         self._n_refreshes += 1
         _log.info("lists were moved for what is asked lately: %s", self._drift)
         return done
@@ -472,16 +475,16 @@ class Manager:
         Raises:
             InvalidInputError: there is no such node, or the others have too little memory. And as :meth:`repartition`.
         """
-        with self._lock:
+        with self._turn():
             drained = {entry.name: entry.drains for entry in self._state.nodes}
             if name not in drained:
                 raise InvalidInputError(f"node is {name!r}; expected one of {', '.join(self._nodes) or 'none'}")
             self._set_drains(name, drains=True)
-        try:
-            return self.repartition(progress, anew=False)
-        except BaseException:
-            self._set_drains(name, drains=drained[name])
-            raise
+            try:
+                return self._move(self._look(anew=False), progress)
+            except BaseException:
+                self._set_drains(name, drains=drained[name])
+                raise
 
     def forget(self, name: str) -> None:
         """Takes a node out of the map that was drained, and has ended: another one may take its place.
@@ -489,9 +492,7 @@ class Manager:
         Raises:
             BuildError: another change goes on. InvalidInputError: it was not drained.
         """
-        if not self._changing.acquire(timeout=_MOMENT_S):
-            raise BuildError("another change of the cluster goes on; ask again when it has ended")
-        try:
+        with self._turn():
             map_, names = self._state.map, [entry.name for entry in self._state.nodes if entry.drains]
             at = None if map_ is None else map_.index_of(name)
             if name not in names or (map_ is not None and at is not None and map_.held_by(at).any()):
@@ -505,8 +506,6 @@ class Manager:
                 self._publish(*map_.without(name), entries=left)
             with self._lock:
                 self._nodes.pop(name).stop(wait=False)
-        finally:
-            self._changing.release()
 
     def _set_drains(self, name: str, *, drains: bool) -> None:
         with self._lock:

@@ -30,6 +30,7 @@ from hybridindex.index import read_manifest
 from hybridindex.index.share.share import create_share, renew_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.service.auth import KeyFile, Role
+from hybridindex.service.cluster.handed_plan import take_plan
 from hybridindex.service.cluster.member import KEY_VARIABLE
 
 __all__ = ["HUNG_AFTER_S", "NodeProcess", "NodeSpec"]
@@ -67,6 +68,8 @@ class NodeSpec:
     tls_ca: str | None = None
     #: Of the index, which the cluster serves; None: the current one.
     generation: int | None = None
+    #: Where the plan of the index is handed out; None: the node was given another control store.
+    plans: str | None = None
     #: Further words of ``hybridindex serve``.
     options: tuple[str, ...] = ()
     #: It is started again after its machine was: only where its share is.
@@ -90,6 +93,7 @@ class NodeProcess:
         filesystem.make_folder(self._folder, parents=True, exist_ok=True)
         filesystem.chmod(self._folder, 0o700)
         self._make_share()
+        self._take_plan()
         self._keys = self._make_keys()
         self._port = self._choose_port()
         self._log_file = self._folder / "daemon.log"
@@ -121,6 +125,10 @@ class NodeProcess:
                 return
             filesystem.remove_tree(self._share)
         create_share(self._share, source)
+
+    def _take_plan(self) -> None:
+        if self._spec.plans is not None:
+            take_plan(Path(self._spec.plans), self._share)
 
     def _generation(self) -> int | None:
         """To start with; None: the current one of the index. The cluster may serve another one by now: its manager says
@@ -171,7 +179,7 @@ class NodeProcess:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 tried.bind((self._spec.host, port))
-            except OSError:
+            except (OSError, OverflowError):
                 return None
             return int(tried.getsockname()[1])
 
@@ -294,16 +302,17 @@ class NodeProcess:
                 heard_s = time.monotonic()
 
     def _renew(self) -> None:
-        """What the index has beside its lists now. Where that cannot be had, the share stays as it is."""
+        """What the index has beside its lists now, and its plan. Where that cannot be had, the share stays as it is."""
         try:
             number = read_manifest(self._share).generation
             renew_share(self._share, FolderSource(self._spec.index, generation=number, is_followed=True))
         except HybridIndexError as error:
             _log.warning("the share of node %s was not renewed: %s", self._spec.name, error)
+        self._take_plan()
 
     def restart(self) -> None:
-        """Ends the daemon, gives its share the attributes and codes that the index has now, and starts it again;
-        returns when it listens.
+        """Ends the daemon, gives it the attributes, codes and plan that the index has now, and starts it again; returns
+        when it listens.
 
         Raises:
             ServiceError: it does not listen after a while; it is tried further.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import socket
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,14 @@ from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess, NodeSpec
 from hybridindex.cluster.returning import Returning
 from hybridindex.cluster.state import ClusterRequest, NodeEntry
-from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, UnreachableError, how_to_install
+from hybridindex.errors import (
+    HybridIndexError,
+    InvalidInputError,
+    MissingDependencyError,
+    ServiceError,
+    UnreachableError,
+    how_to_install,
+)
 
 __all__ = [
     "NAMESPACE",
@@ -29,10 +38,14 @@ __all__ = [
     "start_actor",
 ]
 
+_log = logging.getLogger(__name__)
+
 #: Ray's, of all our actors.
 NAMESPACE = "hybridindex"
 #: For a Ray cluster to answer, and for a node to start again.
 _CONNECT_S, _START_S = 5.0, 180.0
+#: Before a manager that could not go on from its state tries again.
+_AGAIN_S = 2.0
 
 
 def require_ray() -> None:
@@ -58,15 +71,23 @@ def attach(address: str) -> Any:
 
     Raises:
         MissingDependencyError: Ray is not installed. UnreachableError: nothing answers. ServiceError: Ray does not let
-        us in, or has another version.
+        us in, or has another version; or this process is connected to another one.
     """
     ray = load_ray()
-    if ray.is_initialized():
-        return ray
     if address != "auto":
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise InvalidInputError(f"address is {address!r}; expected 'auto', or host:port of a Ray cluster")
+    if ray.is_initialized():
+        own = ray.get_runtime_context().gcs_address
+        # Hosts have several names.
+        if address != "auto" and port != own.rpartition(":")[2]:
+            raise ServiceError(
+                f"this process is connected to the Ray at {own}, and the cluster is at {address}; close the handle of "
+                "the other cluster first, or use another process"
+            )
+        return ray
+    if address != "auto":
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         except OSError as error:
@@ -117,12 +138,13 @@ class ManagerActor:
     def __init__(
         self, folder: str, cluster: str, index: str, request: ClusterRequest, keys: ClusterKeys, ca: str | None
     ) -> None:
-        tls = None if ca is None else ssl.create_default_context(cafile=ca)
-        self._manager = Manager(
-            Path(folder), cluster=cluster, index=Path(index), request=request, key=keys.admin, tls=tls
-        )
-        self._progress = (0, 0)
+        def manager() -> Manager:
+            tls = None if ca is None else ssl.create_default_context(cafile=ca)
+            return Manager(Path(folder), cluster=cluster, index=Path(index), request=request, key=keys.admin, tls=tls)
+
         self._cluster, self._ray = cluster, load_ray()
+        self._manager = until_made(manager) if was_restarted(self._ray) else manager()
+        self._progress = (0, 0)
         self._returning = Returning(
             Path(folder), keys, self._manager.silent_nodes,
             lambda: node_places(self._ray), self._look_at_actor, self._start_again, self._has_returned,
@@ -183,6 +205,22 @@ class ManagerActor:
     def close(self) -> None:
         self._returning.close()
         self._manager.close()
+
+
+def was_restarted(ray: Any) -> bool:
+    """Of the actor that asks: whether its process ended before."""
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def until_made(make: Callable[[], Manager]) -> Manager:
+    """A manager that goes on from its state, as soon as that and the index can be read: an actor whose constructor
+    raises is not made again by Ray, and the file system may be away for a while."""
+    while True:
+        try:
+            return make()
+        except (HybridIndexError, OSError) as error:
+            _log.warning("the manager cannot go on yet: %s", error)
+        time.sleep(_AGAIN_S)
 
 
 def start_actor(ray: Any, kind: type, name: str, *arguments: Any, node_id: str | None = None, threads: int = 1) -> Any:

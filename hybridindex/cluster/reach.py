@@ -5,28 +5,44 @@ from __future__ import annotations
 import json
 import os
 import ssl
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.client.client import Client
 from hybridindex.cluster.keys import key_for_upkeep, key_for_writes
-from hybridindex.cluster.state import STATE_FILE, read_state
+from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.state import STATE_FILE, ClusterState, read_state
 from hybridindex.errors import (
     AccessDeniedError,
+    CorruptIndexError,
     DeadlineExceededError,
     FileError,
     InvalidInputError,
     OverloadedError,
+    ServiceError,
     UnreachableError,
 )
 from hybridindex.index.storage.generation import as_path
 
-__all__ = ["FOLDER", "OPTIONS_FILE", "client_of", "folder_of", "kept_ca"]
+__all__ = [
+    "FOLDER",
+    "OPTIONS_FILE",
+    "client_of",
+    "folder_of",
+    "kept_ca",
+    "nodes_of",
+    "read_options",
+    "refuse_copy",
+]
 
 #: In the index directory, unless another one is named.
 FOLDER = "cluster"
 #: What nodes were started with.
 OPTIONS_FILE = "nodes.json"
+#: In it.
+_OPTIONS = {"memory_bytes", "data", "host", "tls_cert", "tls_key", "tls_ca", "insecure_network", "serve"}
 #: For a node to answer a client that begins.
 _ANSWERS_S = 5.0
 
@@ -34,6 +50,35 @@ _ANSWERS_S = 5.0
 def folder_of(path: Path, folder: str | Path | None) -> Path:
     """Where the state of the cluster of an index is."""
     return path / FOLDER if folder is None else Path(folder)
+
+
+def refuse_copy(folder: Path, index: str | Path) -> None:
+    """Raises InvalidInputError: a cluster's folder is of another index that is there, as in a copy of its directory."""
+    with suppress(CorruptIndexError):
+        state = read_state(folder)
+        if state is not None and filesystem.exists(state.index):
+            _refuse_other(state, folder, index)
+
+
+def _refuse_other(state: ClusterState, folder: Path, index: str | Path) -> None:
+    if os.path.realpath(state.index) != os.path.realpath(index):
+        raise InvalidInputError(
+            f"{folder} is of the cluster of {state.index}; name that index, or, where this is a copy of it, remove the "
+            "folder"
+        )
+
+
+def nodes_of(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dict[str, str], int]:
+    """Names and URLs of the nodes that one of them names, and the dimensions of queries.
+
+    Raises:
+        UnreachableError, ServiceError: it does not say.
+    """
+    said = NodeCalls(url, key, tls).nodes()
+    try:
+        return {node["name"]: node["url"] for node in said["nodes"]}, int(said["dim"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServiceError(f"{url} names no nodes; is it a node of a cluster that answers there?") from error
 
 
 def client_of(
@@ -59,11 +104,7 @@ def client_of(
         raise InvalidInputError(
             f"{file} belongs to another user, or others may write it; it says whom keys are shown to"
         )
-    if os.path.realpath(state.index) != os.path.realpath(index):
-        raise InvalidInputError(
-            f"{folder} is of the cluster of {state.index}; name that index, or, where this is a copy of it, remove the "
-            "folder"
-        )
+    _refuse_other(state, folder, index)
     ca = kept_ca(folder)
     verify = True if ca is None else ssl.create_default_context(cafile=ca)
     shown = key or (key_for_upkeep if upkeep else key_for_writes)(folder)
@@ -83,8 +124,25 @@ def client_of(
 
 
 def kept_ca(folder: Path) -> str | None:
-    """What nodes were started with, where the cluster's folder can be read."""
+    """What nodes were started with, where the cluster's folder can be read. Raises CorruptIndexError."""
     try:
-        return json.loads(filesystem.read_bytes(folder / OPTIONS_FILE))["tls_ca"]  # type: ignore[no-any-return]
+        ca: str | None = read_options(folder)["tls_ca"]
     except FileError:
         return None
+    return ca
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """What nodes were started with: the fields of :class:`hybridindex.cluster.cluster.NodeOptions`.
+
+    Raises:
+        FileError: there is no such file. CorruptIndexError: it is damaged.
+    """
+    file = folder / OPTIONS_FILE
+    try:
+        found = json.loads(filesystem.read_bytes(file))
+    except ValueError as error:
+        raise CorruptIndexError(f"{file} cannot be used: {error}") from error
+    if not isinstance(found, dict) or not found.keys() >= _OPTIONS:
+        raise CorruptIndexError(f"{file} cannot be used: it lacks some of {', '.join(sorted(_OPTIONS))}")
+    return {name: found[name] for name in _OPTIONS}

@@ -17,7 +17,6 @@ __all__ = ["describe_plan", "describe_state", "problem_of"]
 
 def describe_plan(plan: NodePlan, access: Access, state: ClusterState) -> dict[str, Any]:
     """In words and numbers."""
-    names = [entry.name for entry in state.nodes]
     return {
         "fan_out": plan.fan_out,
         "local_share": plan.local_share,
@@ -26,7 +25,8 @@ def describe_plan(plan: NodePlan, access: Access, state: ClusterState) -> dict[s
         "profile_id": access.profile_id,
         "code_bytes": access.code_bytes,
         "explanation": plan.explain(),
-        "node_bytes": dict(zip(names, plan.node_bytes.tolist(), strict=True)),
+        # Another node may have come since it was made.
+        "node_bytes": {entry.name: n for entry, n in zip(state.nodes, plan.node_bytes.tolist(), strict=False)},
     }
 
 

@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -33,6 +33,7 @@ from hybridindex.errors import (
     UnreachableError,
 )
 from hybridindex.partitioner.nodes.nearest import LOCAL_WORTH
+from hybridindex.processes import OfOneProcess
 from hybridindex.router.remote.cluster_map import MapNode
 from hybridindex.router.remote.connection import Exchange
 from hybridindex.router.remote.locality import LOCALITY_PATH, MOST_BYTES, Locality
@@ -65,7 +66,7 @@ class _Search:
         router: ClusterRouter,
         call_of: Callable[[float | None], Call[SearchResult]],
         deadline_ms: float | None,
-        most_bytes: int,
+        shape: tuple[int, int],
         limit_s: float,
         remote: Mapping[str, int],
     ) -> None:
@@ -73,10 +74,12 @@ class _Search:
         Args:
             call_of: what a node is asked that has so many milliseconds left; None: there is no deadline.
             deadline_ms: from now; None: there is none.
+            shape: (n, k) of the answer.
             remote: as of :class:`hybridindex.cluster.batches.BatchPart`.
         """
         self.future: Future[SearchResult] = Future()
-        self._router, self._call_of, self._most = router, call_of, most_bytes
+        self._router, self._call_of, self._shape = router, call_of, shape
+        self._most = _MARGIN_BYTES + shape[0] * (12 * shape[1] + 12)
         self._call = call_of(deadline_ms)
         self._ends_s = None if deadline_ms is None else time.monotonic() + deadline_ms / 1e3
         self._asked: dict[str, tuple[Peer, Exchange, float, Callable[[Exception], None]]] = {}
@@ -159,6 +162,8 @@ class _Search:
         if problem is None:
             try:
                 result = decode_answer(body)
+                if result.ids.shape != self._shape:
+                    raise InvalidInputError(f"it has shape {result.ids.shape}; expected {self._shape}")
             except InvalidInputError as wrong:
                 problem = ServiceError(f"the answer of {name} cannot be read: {wrong}")
             else:
@@ -171,6 +176,11 @@ class _Search:
             self._settle(problem)  # another node would say the same
         elif not self._asked:
             self._ask_another()
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        if self.future.cancel():
+            self._settle(UnreachableError("the search was cancelled"))
 
     def _give_up(self) -> None:
         self._settle(self._error or UnreachableError(f"no node of the cluster answered within {self._limit_s:g} s"))
@@ -196,7 +206,7 @@ class _Search:
             self.future.set_exception(error)
 
 
-class ClusterRouter:
+class ClusterRouter(OfOneProcess):
     """Searches a cluster, and changes its rows. A context manager; thread-safe.
 
     It asks a node that holds what the queries are near to, of several the one with the least to do, over connections
@@ -241,7 +251,11 @@ class ClusterRouter:
         self._lock = threading.Lock()
         self._thread = LoopThread(name="hybridindex-cluster")
         self.loop = self._thread.loop
-        self._thread.run(self._begin(dict(nodes)))
+        try:
+            self._thread.run(self._begin(dict(nodes)))
+        except BaseException:
+            self._thread.close()
+            raise
 
     # On the loop's thread
 
@@ -266,7 +280,7 @@ class ClusterRouter:
         """Nodes come and leave, and lists move; the nodes know."""
         version = -1
         while not self._closed:
-            with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError, HybridIndexError):
+            with contextlib.suppress(TimeoutError, ValueError, KeyError, TypeError, RecursionError, HybridIndexError):
                 said = json.loads(await self._get("/v1/cluster/nodes", 1 << 20))
                 if said["nodes"]:  # a node that has just begun knows of none
                     self._set_nodes({node["name"]: node["url"] for node in said["nodes"]})
@@ -302,8 +316,7 @@ class ClusterRouter:
             exchange.cancel()
 
     def _fitting(self, locality: Locality) -> Locality | None:
-        fits = locality.vectors.shape[1] == self.dim
-        return locality if fits and locality.tells_nodes_apart else None
+        return locality if locality.vectors.shape[1] == self.dim and locality.tells_nodes_apart else None
 
     def choose(self, tried: set[str], remote: Mapping[str, int] = _EQUAL) -> Peer | None:
         """The node to ask next; None: there is none left. Late and down ones only where no other is.
@@ -315,8 +328,7 @@ class ClusterRouter:
         if not left:
             return None
         self._turn += 1
-        n = len(left)
-        ordered = [left[(self._turn + i) % n] for i in range(n)]
+        ordered = [left[(self._turn + i) % len(left)] for i in range(len(left))]
         dear = LOCAL_WORTH if remote else 0
 
         def cost(peer: Peer) -> tuple[bool, bool, int]:
@@ -421,7 +433,14 @@ class ClusterRouter:
                 raise RouterClosedError("the router of the cluster is closed")
             for search in searches:
                 self._thread.call(self._start, search)
-        return put_together(parts, [search.future for search in searches])
+        whole = put_together(parts, [search.future for search in searches])
+        whole.add_done_callback(lambda whole: self._leave(searches) if whole.cancelled() else None)
+        return whole
+
+    def _leave(self, searches: Sequence[_Search]) -> None:
+        with self._lock:
+            for search in () if self._closed else searches:
+                self._thread.call(search.leave)
 
     def _search(self, queries: F32, params: SearchParams, remote: Mapping[str, int]) -> _Search:
         def call_of(deadline_ms: float | None) -> Call[SearchResult]:
@@ -439,11 +458,13 @@ class ClusterRouter:
                 where=params.where,
             )
 
-        most = _MARGIN_BYTES + len(queries) * (12 * params.k + 12)
-        return _Search(self, call_of, params.deadline_ms, most, self._timeout_s, remote)
+        return _Search(self, call_of, params.deadline_ms, (len(queries), params.k), self._timeout_s, remote)
 
     def _checked(self, queries: Any) -> F32:
-        asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))
+        try:
+            asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"queries are no array of numbers: {error}") from None
         if asked.ndim != 2 or asked.shape[1] != self.dim or not 1 <= len(asked) <= MAX_BATCH_QUERIES:
             raise InvalidInputError(f"queries have shape {asked.shape}; expected ({self.dim},) or (n, {self.dim})")
         return asked

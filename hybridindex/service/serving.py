@@ -284,8 +284,8 @@ def _whose_store(config: ServiceConfig) -> str:
     if config.node.name is None or config.store_url is not None:
         return ""
     return (
-        "; this node looked in its own control store: for plans of the index start the cluster with the index's "
-        '(hybridindex cluster start INDEX --serve="--store URL")'
+        "; a node of a cluster takes the plan that was applied last when it is started: after apply, hybridindex "
+        "cluster restart INDEX"
     )
 
 

@@ -381,7 +381,10 @@ class Batch:
         assert self._work is not None
         assert self._lost is not None
         rows, allowed = self.rows_of(number), self.requests[number].params.allow_partial
-        coverage = (1.0 - self._lost[rows] / np.maximum(self._work[rows], 1)).astype(np.float32)
+        lost, work = self._lost[rows], np.maximum(self._work[rows], 1)
+        coverage = (1.0 - lost / work).astype(np.float32)
+        # Rounding must not say that nothing is missing.
+        coverage[(lost > 0) & (coverage >= 1)] = np.nextafter(np.float32(1), np.float32(0))
         least = float(coverage.min())
         if allowed is None:
             raise IncompleteAnswerError(

@@ -26,8 +26,8 @@ Told = Callable[[int, bytes, Exception | None], None]
 #: Connections that wait for a request; more are closed when they are free. Under load each request has one, and making
 #: them anew takes nodes longer than many a search.
 _MOST_IDLE = 256
-#: Of one answer's headers.
-_MOST_HEADERS = 100
+#: Of one answer's headers; and bytes beyond twice those of its body, however it comes.
+_MOST_HEADERS, _MOST_BESIDE = 100, 1 << 16
 
 #: In which a connection is made, TLS included. What was tried while the network was cut the system tries again only
 #: after longer and longer, and a node that answers pings on other connections may be asked meanwhile.
@@ -104,7 +104,7 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = None
         self._exchange: Exchange | None = None
         self._body: list[bytes] = []
-        self._length = self._n_headers = 0
+        self._length = self._n_headers = self._n_bytes = 0
         #: What was sent on a connection that had answered before: the node may have ended it before it read that.
         self._again: list[bytes] | None = None
         self._used = False
@@ -125,6 +125,9 @@ class _Connection(asyncio.Protocol):
         try:
             if self._parser is None:
                 raise ConnectionError("the node sent something that nobody asked for")
+            self._n_bytes += len(data)
+            if self._exchange is not None and self._n_bytes > 2 * self._exchange.most_bytes + _MOST_BESIDE:
+                raise ConnectionError(f"the node's answer has {self._n_bytes} bytes, and has not ended")
             self._parser.feed_data(data)
         except Exception as error:  # noqa: BLE001 - whatever a node sends, it ends this connection only
             self._fail(error)
@@ -159,7 +162,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, exchange: Exchange, parts: list[bytes]) -> None:
         self._exchange, self._parser = exchange, self._new_parser(self)
-        self._body, self._length, self._n_headers = [], 0, 0
+        self._body, self._length, self._n_headers, self._n_bytes = [], 0, 0, 0
         self._again, self._used = parts if self._used else None, True
         self._transport.write(b"".join(parts))
 

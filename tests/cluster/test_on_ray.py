@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hybridindex as hx
 import hybridindex.cluster as hc
 from hybridindex.client import Client
+from hybridindex.cluster.local_ray import read_local, stop_local
+from hybridindex.plans.current import make_current, save_plan
 from hybridindex.router import Router
 from tests.cluster.searches import NPROBE, K, Load, same, wait_until
 from tests.clustered import clustered, small_index
@@ -166,3 +170,58 @@ def test_codes_made_while_nodes_serve_come_by_a_restart_that_costs_no_search(tmp
     with started(index, tmp_path, 2, memory_per_node="2MiB", replicas=1):
         assert "each list is on one node" in run("restart", index.path, code=3)
         assert run("restart", index.path, "--force", "--json") == {"nodes": ["node-0", "node-1"]}
+
+
+def apply_plan(path, coverage):
+    with hx.open(path) as index, index.store() as store:
+        plan, number = save_plan(store, index.plan(slo_ms=500, device_budget_bytes=1 << 20, coverage=coverage))
+        make_current(store, plan, number, verified=False, why="applied")
+
+
+def test_nodes_of_a_ray_that_runs_take_the_plan_and_its_manager_waits_for_its_state(tmp_path, monkeypatch):
+    """As on several machines, where each node has a control store of its own."""
+    path = tmp_path / "idx"
+    state = path / "cluster" / "cluster.json"
+    with hx.build(clustered(3000, seed=1), path, nlist=32, metric="l2") as index:
+        index.profile(clustered(80, seed=7), nprobe=6, max_seconds=1, devices=0)
+    apply_plan(path, 0.3)
+    program = "import sys, pathlib, hybridindex.cluster.local_ray as it; it.start_local(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, tmp_path], check=True)
+    ray = read_local(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", ray.token)
+    try:
+        words = ("--data", tmp_path / "data", "--replicas", 1, "--memory-per-node", "4MiB", "--json")
+        status = run("start", path, "--address", ray.address, *words, "--serve", "--device cpu --budget 1MiB")
+        [url], key = [node["url"] for node in status["nodes"]], (path / "cluster" / "key").read_text()
+
+        def plan():
+            with Client(url, key=key) as client:
+                said = client.status()
+            assert [device["usable"] for device in said["devices"]] == [True]
+            return said["plan_id"], said["note"]
+
+        assert plan() == (1, None)
+        apply_plan(path, 0.6)
+        run("restart", path, "--force", "--address", ray.address)
+        assert plan() == (2, None)
+
+        # Its state cannot be read when the manager's process is lost.
+        [manager] = processes_of("ManagerActor", "")
+        content = state.read_text()
+        state.write_text("")
+        os.kill(manager, signal.SIGKILL)
+        logs = Path(ray.folder) / "session_latest" / "logs"
+        wait_until(lambda: any("cannot go on yet" in log.read_text() for log in logs.glob("worker-*.err")))
+        with hc.connect(path, address=url, key=key) as cluster, cluster.router() as router:
+            assert router.search(clustered(3, seed=3), K).coverage is None  # nodes need no manager
+        state.write_text(content)
+
+        def states():
+            return [node["state"] for node in run("status", path, "--address", ray.address, "--json")["nodes"]]
+
+        wait_until(lambda: states() == ["up"])
+        run("stop", path, "--address", ray.address)
+    finally:
+        stop_local(tmp_path)
+    assert not processes_of(tmp_path)

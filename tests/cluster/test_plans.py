@@ -9,7 +9,9 @@ import pytest
 import hybridindex as hx
 from hybridindex.client import Client
 from hybridindex.cluster import NodeOptions
-from hybridindex.plans.current import make_current, save_plan
+from hybridindex.plans.current import current_plan, make_current, save_plan
+from hybridindex.service.cluster.handed_plan import PLANS_FILE, hand_out, take_plan
+from hybridindex.store import ControlStore
 from tests.cluster.writing import KEY, NLIST, N, running
 from tests.clustered import clustered
 
@@ -44,8 +46,61 @@ def test_nodes_of_one_machine_serve_the_plan_of_the_index(path, tmp_path):
 def test_a_node_with_a_store_of_its_own_says_what_it_lacks(path, tmp_path):
     with running(path, tmp_path, n_nodes=1, replicas=1, options=DEVICES) as it:
         said = status_of(it)
-        assert "this node looked in its own control store" in said["note"]
-        assert '--serve="--store URL"' in said["note"]
+        assert "takes the plan that was applied last when it is started" in said["note"]
+        assert "hybridindex cluster restart INDEX" in said["note"]
+
+
+def test_a_node_takes_the_plan_that_was_handed_out(path, tmp_path):
+    hand_out(path, tmp_path)
+    with running(path, tmp_path, n_nodes=1, replicas=1, options=DEVICES, plans=tmp_path / PLANS_FILE) as it:
+        said = status_of(it)
+        assert (said["plan_id"], said["note"]) == (1, None)
+        assert [device["usable"] for device in said["devices"]] == [True]
+        apply_another(path)
+        hand_out(path, tmp_path)
+        it.nodes[0].restart()
+        said = status_of(it)
+        assert (said["plan_id"], said["note"]) == (2, None)
+
+
+def apply_another(path):
+    with hx.open(path) as index, index.store() as store:
+        plan, number = save_plan(store, index.plan(slo_ms=500, device_budget_bytes=1 << 20, coverage=0.6))
+        make_current(store, plan, number, verified=False, why="applied")
+
+
+def test_a_plan_is_taken_once_and_none_leaves_the_node_s_own(path, tmp_path, caplog):
+    share, file = tmp_path / "share", tmp_path / PLANS_FILE
+    share.mkdir()
+
+    def coverage():
+        with hx.open(path) as index, ControlStore.open(share / "control.sqlite") as own:
+            plan = current_plan(own, index)
+            return None if plan is None else round(plan.coverage, 1)
+
+    take_plan(file, share)  # nothing was handed out
+    assert coverage() is None
+    hand_out(tmp_path / "no-index", tmp_path)
+    assert not file.exists()
+    hand_out(path, tmp_path)
+    take_plan(file, share)
+    assert coverage() == 0.3
+    # The node goes on from it, by a refresh for instance.
+    with hx.open(path) as index, ControlStore.open(share / "control.sqlite") as own:
+        plan, number = save_plan(own, index.plan(slo_ms=500, device_budget_bytes=1 << 18, coverage=0.4))
+        make_current(own, plan, number, verified=True, why="committed")
+    hand_out(path, tmp_path)
+    take_plan(file, share)
+    assert coverage() == 0.4
+    apply_another(path)
+    hand_out(path, tmp_path)
+    take_plan(file, share)
+    assert coverage() == 0.6
+    file.write_bytes(b"nonsense")
+    take_plan(file, share)
+    assert "the plan of the index is not taken" in caplog.text
+    assert coverage() == 0.6
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["idx", PLANS_FILE, "share"]
 
 
 def test_a_store_that_was_chosen_stays():
@@ -55,3 +110,4 @@ def test_a_store_that_was_chosen_stays():
     assert with_store("--threads", "2") == ("--threads", "2", "--store", "/i/idx/control.sqlite")
     for serve in (("--store", "postgresql://h/d"), ("--store=postgresql://h/d",), ("--config", "serve.toml")):
         assert with_store(*serve) == serve
+        assert NodeOptions(memory_bytes=1, data=Path("data"), serve=serve).chooses_store

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -13,9 +16,10 @@ import pytest
 from hybridindex.answer_codec import encode_answer
 from hybridindex.cluster import router as router_module
 from hybridindex.cluster.router import ClusterRouter
-from hybridindex.errors import DeadlineExceededError, RouterError
+from hybridindex.errors import DeadlineExceededError, InvalidInputError, RouterError, ServiceError
 from hybridindex.router.remote import peer
 from hybridindex.types import SearchResult
+from tests.cluster.test_batches import APART, along
 from tests.router.remote.server import Server, loop_thread
 from tests.router.slow_copies import until
 
@@ -143,10 +147,13 @@ def test_what_a_node_says_of_the_nodes_replaces_them_only_where_all_of_it_can_be
     with playing(2) as (servers, router):
         right = servers[0].answers["nodes"]
         there = {"name": "node-0", "url": f"http://127.0.0.1:{servers[0].port}"}
-        for wrong in ("ftp://h:1", "http://h:65536", 3):
-            nonsense = {"version": 2, "dim": 4, "nodes": [there, {"name": "node-1", "url": wrong}]}
+        nonsense = [
+            json.dumps({"version": 2, "dim": 4, "nodes": [there, {"name": "node-1", "url": wrong}]}).encode()
+            for wrong in ("ftp://h:1", "http://h:65536", 3)
+        ]
+        for wrong in (*nonsense, b"[]", b"[" * 200_000):
             for server in servers:
-                server.answers["nodes"] = json.dumps(nonsense).encode()
+                server.answers["nodes"] = wrong
             n_asked = sum(target.endswith("/nodes") for server in servers for target in server.asked)
             until(lambda n=n_asked: sum(t.endswith("/nodes") for s in servers for t in s.asked) > n + 2)
             assert [node["name"] for node in router.status()] == ["node-0", "node-1"]
@@ -156,3 +163,77 @@ def test_what_a_node_says_of_the_nodes_replaces_them_only_where_all_of_it_can_be
         until(lambda: [node["name"] for node in router.status()] == ["node-0"])
         servers[0].answers["nodes"] = right
         until(lambda: len(router.status()) == 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (0, 3), (2, 3)])
+def test_an_answer_to_something_else_is_none(shape):
+    n, k = shape
+    other = SearchResult(
+        distances=np.zeros(shape, np.float32), ids=np.zeros(shape, np.int64),
+        nprobe_used=np.ones(n, np.int32), hit_rate=np.zeros(n, np.float32),
+    )  # fmt: skip
+    with playing(1) as (servers, router):
+        servers[0].answers["search"] = encode_answer(other)
+        with pytest.raises(ServiceError, match=rf"node-0 cannot be read: it has shape \({n}, {k}\)"):
+            router.search(QUERY, 3)
+        # Where a batch is divided, the parts are put together by their rows.
+        router.dim, router.locality = 3, dataclasses.replace(APART, names=("node-0", "node-1", "node-2"))
+        with pytest.raises(ServiceError, match="cannot be read"):
+            router.submit(along(0, 2, 0, 2, 2), 3).result(30)
+
+
+@pytest.mark.parametrize("queries", [QUERY, along(0, 2)], ids=["whole", "divided"])
+def test_what_is_cancelled_is_asked_no_longer(queries):
+    with playing(1) as (servers, router):
+        servers[0].answers["search"] = "waits"
+        router.dim, router._timeout_s = queries.shape[1], 3600
+        if router.dim == 3:
+            router.locality = dataclasses.replace(APART, names=("node-0", "node-1", "node-2"))
+        [asked] = router._peers
+        found = router.submit(queries, 3)
+        until(lambda: asked.n_open == len(queries))
+        assert found.cancel()
+        until(lambda: asked.n_open == 0 and not router._searches)
+        servers[0].answers["search"] = encode_answer(FOUND)
+
+
+def test_what_is_no_query_is_refused():
+    with ClusterRouter({"node-0": "http://127.0.0.1:1"}, dim=2) as router:
+        for wrong in ("ab", [[1, 2], [3]], None, np.zeros((0, 2), np.float32)):
+            with pytest.raises(InvalidInputError, match="queries"):
+                router.search(wrong)
+
+
+@pytest.mark.parametrize(("url", "key"), [("nonsense", None), ("http://127.0.0.1:1", "two\nlines")])
+def test_a_router_that_cannot_be_made_leaves_no_thread(url, key):
+    with pytest.raises(InvalidInputError):
+        ClusterRouter({"node-0": url}, dim=4, key=key)
+    assert "hybridindex-cluster" not in [thread.name for thread in threading.enumerate()]
+
+
+_FORK = """
+import os, signal
+import numpy as np
+from hybridindex.cluster import ClusterRouter
+from hybridindex.errors import ForkedError
+
+router = ClusterRouter({"node-0": "http://127.0.0.1:1"}, dim=4)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    try:
+        router.search(np.ones(4, np.float32))
+    except ForkedError:
+        router.close()
+        os._exit(0)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+router.close()
+"""
+
+
+def test_a_fork_is_refused_and_does_not_hang():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -70,11 +70,12 @@ class Rows:
 
 
 class Running:
-    def __init__(self, path, folder, n_nodes, options, state, keys, memory, request):
+    def __init__(self, path, folder, n_nodes, options, state, keys, memory, plans, request):
         index = open_index(path)
         with index:
             spans = index.ivf.integrity.spans
         self.path, self.folder, self.options, self.keys, self.request = path, folder, options, keys, request
+        self.plans = None if plans is None else str(plans)
         self.memory_bytes = int(memory * (0.8 if n_nodes > 2 else 1.1) * (spans[:, :, 1] - spans[:, :, 0]).sum())
         self.nodes = [self.start(i) for i in range(n_nodes)]
         self.state = state or folder / "state"
@@ -96,7 +97,7 @@ class Running:
             NodeSpec(
                 name=name, index=str(self.path), data=str(self.folder / name), memory_bytes=self.memory_bytes,
                 key=self.keys.admin, write_key=self.keys.write, search_key=self.keys.search, options=self.options,
-                generation=generation,
+                generation=generation, plans=self.plans,
             )
         )  # fmt: skip
 
@@ -109,9 +110,9 @@ class Running:
 
 
 @contextmanager
-def running(path, folder, n_nodes=3, options=(), state=None, keys=KEYS, memory=1.0, **request):
+def running(path, folder, n_nodes=3, options=(), state=None, keys=KEYS, memory=1.0, plans=None, **request):
     with ExitStack() as ending:
-        it = Running(path, folder, n_nodes, options, state, keys, memory, ClusterRequest(**request))
+        it = Running(path, folder, n_nodes, options, state, keys, memory, plans, ClusterRequest(**request))
         ending.callback(lambda: [node.close() for node in it.nodes])
         ending.callback(lambda: it.manager.close())
         yield it

@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.bearer import bearer
+from hybridindex.client.messages import object_of
 from hybridindex.errors import ServiceError, UnreachableError
 from hybridindex.index.share.ranges import ranges_of
 from hybridindex.router.remote.cluster_map import ClusterMap, IndexGeneration
 
 __all__ = ["NodeCalls", "generation_of"]
+
+#: Of an answer: whatever else may listen where a node did must not fill the memory of who asks. Of a node's, they grow
+#: with the lists of the index.
+_MOST_BYTES, _MOST_OF_PING = 1 << 28, 1 << 16
 
 
 def generation_of(said: dict[str, Any], of: IndexGeneration) -> dict[str, Any] | None:
@@ -50,7 +55,7 @@ class NodeCalls:
         try:
             connection.request("GET", "/v1/cluster/ping", None, self._headers)
             answer = connection.getresponse()
-            content = answer.read()
+            content = answer.read(_MOST_OF_PING)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
@@ -79,8 +84,7 @@ class NodeCalls:
 
     def nodes(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """The nodes that serve, as this one knows them. Raises UnreachableError, ServiceError."""
-        said: dict[str, Any] = json.loads(self._ask("GET", "nodes", None, timeout_s))
-        return said
+        return object_of(self._ask("GET", "nodes", None, timeout_s))
 
     def probes(self, nlist: int, timeout_s: float = 10.0) -> npt.NDArray[np.int64]:
         """(n, p) int64 lists that recent queries of clients probe there, -1 = skip. Raises UnreachableError,
@@ -139,11 +143,13 @@ class NodeCalls:
         try:
             connection.request(method, f"/v1/cluster/{name}", body, self._headers)
             answer = connection.getresponse()
-            content = answer.read()
+            content = answer.read(_MOST_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             raise UnreachableError(f"no answer from {self.url}: {error or type(error).__name__}") from error
         finally:
             connection.close()
+        if len(content) > _MOST_BYTES:
+            raise UnreachableError(f"{self.url} answers {name} with more than {_MOST_BYTES} bytes")
         if answer.status >= 400:
             raise self._refusal(name, answer.status, content)
         return content

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.config import SearchParams
+from hybridindex.errors import IncompleteAnswerError
 from hybridindex.router.batch import batch as module
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.replies import FutureReply
@@ -156,3 +157,20 @@ def test_a_rerank_that_read_damage_fails_where_the_rest_of_its_batch_failed_mean
     assert batch.stale
     assert batch.take_open() == []
     assert [str(future.exception(0)) for future in futures] == ["no room"] * 2
+
+
+@pytest.mark.parametrize("allowed", [None, 1.0, 0.5])
+def test_a_byte_that_nobody_read_is_never_rounded_away(allowed):
+    params = SearchParams(k=2, allow_partial=allowed)
+    request = Request(queries=np.zeros((2, 4), np.float32), params=params, nprobe=2, kept=2, reply=FutureReply())
+    batch = Batch([request], keep_max=False, integrity=WHOLE)
+    batch.expect(np.full(2, 1 << 40))
+    batch.lose(np.array([1]), np.array([1]))
+    probes = np.full((2, 2), -1, np.int64)
+    batch.begin(split_probes_reference(probes, probes.astype(np.float32), LIST_DEVICE, LIST_BYTES, 1), lambda _: None)
+    future = request.reply.future
+    if allowed == 0.5:
+        coverage = future.result(0).coverage
+        assert (coverage[0], coverage[1] < 1) == (1, True)
+    else:
+        assert isinstance(future.exception(0), IncompleteAnswerError)

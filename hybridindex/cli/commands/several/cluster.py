@@ -219,7 +219,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Start nodes again, one after the other, while the others answer.
 
-        For attributes and codes that the index was given since they began.
+        For attributes and codes that the index was given since they began; of all nodes, also for the plan that was
+        applied last.
         """
         with connect(index, address=address, folder=state) as cluster, _progress() as progress:
             done = cluster.restart(node, progress, force=force)
