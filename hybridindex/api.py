@@ -273,7 +273,8 @@ class Index:
         allow_other_hardware: bool = False,
         store_url: str | None = None,
     ) -> Plan:
-        """Decides which lists to keep on the devices so that search meets ``slo_ms``. Moves nothing, stores nothing.
+        """Decides which lists to keep on the devices so that search meets ``slo_ms``. Moves nothing, stores nothing:
+        :meth:`apply_plan` stores a plan.
 
         Devices are taken to be of the kind that this machine has: GPUs, or else the stand-in.
 

@@ -12,6 +12,7 @@ from hybridindex.paging import PageGeometry, usual_page_bytes
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve, code_size_of
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
 from hybridindex.partitioner.models.validate_hitrate import HitRateValidation, validate_hit_rate_models
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import Profile
 
 __all__ = ["Analysis", "analyse"]
@@ -26,15 +27,22 @@ class Analysis:
     hit_rates: HitRateValidation
     latency: LatencyModel
 
+    def configured_for(self, request: PlanRequest) -> Analysis:
+        """:meth:`configured` for the devices of ``request`` that can hold a list. Raises as it does."""
+        found = self.configured(page_bytes=request.page_bytes, n_devices=1, row_cache_bytes=request.row_cache_bytes)
+        room = tuple(pages for pages in request.capacity_pages(found.curve.geometry.page_bytes) if pages > 0)
+        latency = dataclasses.replace(found.latency, n_devices=max(1, len(room)), room=room)
+        return dataclasses.replace(found, latency=latency)
+
     def configured(self, *, page_bytes: int, n_devices: int, row_cache_bytes: int | None = None) -> Analysis:
-        """The same statistics for another page size, number of devices, and memory for rows; None: all are in memory.
+        """The same statistics for another page size, number of devices that have room for all lists, and memory for
+        rows; None: all are in memory.
 
         Raises:
             ProfileError: rows are on disk, and the profile is of rows, or did not measure what reading them takes.
         """
-        latency, curve = self.latency, self.curve
-        if latency.n_devices != n_devices:
-            latency = dataclasses.replace(latency, n_devices=n_devices)
+        curve = self.curve
+        latency = dataclasses.replace(self.latency, n_devices=n_devices, room=())
         now = curve.geometry
         geometry = PageGeometry.for_code_size(now.code_size, page_bytes, group_rows=now.group_rows)
         if geometry != now:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.request import PlanRequest, split_bytes
 from hybridindex.partitioner.solver import Problem, fewest, problem_of
 
 __all__ = ["Choice", "Share", "choices_of", "divide"]
@@ -88,7 +88,7 @@ def divide(asked: Sequence[tuple[Analysis, PlanRequest]], budgets: Sequence[int]
     shares = []
     for (_, request), curve, pick in zip(asked, curves, chosen, strict=True):
         choice = curve[pick]
-        own = _split(choice.nbytes + each * request.scannable, budgets)
+        own = split_bytes(choice.nbytes + each * request.scannable, budgets)
         shares.append(
             Share(
                 budgets=own,
@@ -106,13 +106,10 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
     ``budgets`` only say in which proportion the devices are used.
     """
     request = request.within(budgets)
-    configured = analysis.configured(
-        page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
-    )
-    problem = problem_of(configured, request)
+    problem = problem_of(analysis.configured_for(request), request)
     paths = problem.paths if request.coverage is None else problem.paths[:1]
     choices: list[Choice] = []
-    for choice in sorted((c for path in paths for c in _along(problem.along(path), request, budgets)), key=_nbytes):
+    for choice in sorted((c for path in paths for c in _along(problem.along(path), request)), key=_nbytes):
         if not choices or (choice.nbytes > choices[-1].nbytes and choice.worth > choices[-1].worth):
             choices.append(choice)
     return choices
@@ -122,7 +119,7 @@ def _nbytes(choice: Choice) -> int:
     return choice.nbytes
 
 
-def _along(problem: Problem, request: PlanRequest, budgets: Sequence[int]) -> list[Choice]:
+def _along(problem: Problem, request: PlanRequest) -> list[Choice]:
     """Prefixes of one path that find room, ascending."""
     curve, path = problem.curve, problem.path
     slo_s = max(request.search_slo_s, 1e-12)
@@ -132,7 +129,7 @@ def _along(problem: Problem, request: PlanRequest, budgets: Sequence[int]) -> li
     for place in places:
         pages = int(path.pages[place])
         largest = int(np.diff(path.pages)[:place].max(initial=0))
-        nbytes = _least_bytes(request, budgets, curve.geometry.page_bytes, pages, largest)
+        nbytes = request.least_bytes(pages, largest, curve.geometry.page_bytes)
         if nbytes is None:
             continue
         step = problem.prefix_step(place, slo_s)
@@ -173,36 +170,6 @@ def _places(problem: Problem, request: PlanRequest, slo_s: float) -> list[int]:
     half = _PREFIXES // 2
     grid = np.concatenate(([0], np.geomspace(1, most, half), np.linspace(0, most, half)))
     return sorted({int(count) for count in np.round(grid)} | ({needed} if needed is not None else set()))
-
-
-def _split(total: int, budgets: Sequence[int]) -> tuple[int, ...]:
-    """``total`` bytes over the devices, in proportion to ``budgets``."""
-    whole = max(1, sum(budgets))
-    return tuple(total * budget // whole for budget in budgets)
-
-
-def _least_bytes(request: PlanRequest, budgets: Sequence[int], page_bytes: int, pages: int, largest: int) -> int | None:
-    """Fewest bytes of all devices in which lists of ``pages`` pages, none of more than ``largest``, find room in
-    whatever order they are placed; None: no bytes do."""
-
-    def holds(total: int) -> bool:
-        rooms = request.within(_split(total, budgets)).capacity_pages(page_bytes)
-        if len(rooms) == 1:
-            return rooms[0] >= pages
-        # While a list finds no room, every device has less than its pages free.
-        return sum(max(0, room - largest + 1) for room in rooms) >= pages
-
-    if not pages:
-        return 0
-    if not request.scannable or not any(budgets):
-        return None
-    low, high = 0, pages * page_bytes
-    while not holds(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 def _best(curves: Sequence[Sequence[Choice]], total: int) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.decision import Decision
 from hybridindex.partitioner.eq1 import coverage_of_eq1
@@ -12,6 +14,7 @@ from hybridindex.partitioner.models.hitrate import MODEL_NAMES
 from hybridindex.partitioner.models.order_stats import window_starts
 from hybridindex.partitioner.models.rows import rows_on_devices
 from hybridindex.partitioner.models.throughput import throughput_model
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import Solution, problem_of, rate_in_words, solve
 
 __all__ = ["explain_plan"]
@@ -22,7 +25,6 @@ def explain_plan(plan: Decision) -> str:
     request, curve, latency = plan.request, plan.analysis.curve, plan.analysis.latency
     profile = plan.analysis.profile
     batch = plan.batch
-    hit_median, hit_worst = plan.hit_rate_errors.get(plan.hit_rate_model, (float("nan"), float("nan")))
     load = rate_in_words(plan.rate_qps) if plan.rate_qps is not None else "one query at a time (no rate given)"
     if request.llm is not None and request.rate_qps is None:
         load += ", what the LLM takes"
@@ -46,8 +48,7 @@ def explain_plan(plan: Decision) -> str:
         f"{plan.coverage_bytes_fraction:.1%} of bytes), {_held(plan)}{format_bytes(plan.device_bytes)} with pages of "
         f"{format_bytes(plan.page_bytes)} and scratch, work imbalance {plan.imbalance:.2f}.",
         f"Hits: mean {plan.predicted_hit_rate:.1%} of a query's bytes; slowest query of a batch of {batch}: "
-        f"{plan.predicted_min_hit_rate(batch):.1%} ({plan.hit_rate_model} model, unseen queries: median error "
-        f"{hit_median:.3f}, worst {hit_worst:.3f}).",
+        f"{plan.predicted_min_hit_rate(batch):.1%} ({plan.hit_rate_model} model, {_hit_rate_error(plan)}).",
         f"Latency of a batch of {batch}: {plan.predicted_latency_ms(batch):.3g} ms median, "
         f"{plan.predicted_latency_ms(batch, request.percentile):.3g} ms p{request.percentile:g}{beyond} "
         f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}{_compared(plan)}).",
@@ -63,6 +64,13 @@ def explain_plan(plan: Decision) -> str:
         _other_budget(plan),
     ]
     return "\n".join(lines)
+
+
+def _hit_rate_error(plan: Decision) -> str:
+    errors = plan.hit_rate_errors.get(plan.hit_rate_model)
+    if errors is None:
+        return "too few queries to compare it with"
+    return f"unseen queries: median error {errors[0]:.3f}, worst {errors[1]:.3f}"
 
 
 def _compared(plan: Decision) -> str:
@@ -129,32 +137,31 @@ def _models(plan: Decision) -> str:
     """What each hit-rate model would have decided, beside its error on queries that it has not seen."""
     if plan.request.coverage is not None:
         return "Hit-rate models: none decides; the coverage is fixed."
-    told, slo_s = [], _slo_s(plan)
+    told, slo_s = [], _search_s(plan.request)
     for name in MODEL_NAMES:
         problem = problem_of(plan.analysis, dataclasses.replace(plan.request, hit_rate_model=name))
         found = solve(problem, slo_s)
         beside = f" and the rows of {found.rows}" if found.rows else ""
         lists = f"{found.count} lists{beside}" if found.feasible else "infeasible"
-        error = plan.hit_rate_errors.get(name, (float("nan"),))[0]
+        errors = plan.hit_rate_errors.get(name)
+        error = "error unknown" if errors is None else f"error {errors[0]:.3f}"
         chosen = ", decides" if name == plan.hit_rate_model else ""
-        told.append(f"{name.replace('_', '-')} {lists} (error {error:.3f}{chosen})")
+        told.append(f"{name.replace('_', '-')} {lists} ({error}{chosen})")
     rule = coverage_of_eq1(problem_of(plan.analysis, plan.request), plan.tau_s)
     paper = "no coverage suffices" if rule is None else f"{round(rule * plan.nlist)} lists"
     return f"Hit-rate models: {'; '.join(told)}; VectorLiteRAG's Eq. 1 alone, with its Beta: {paper}."
 
 
-def _slo_s(plan: Decision) -> float:
-    return max(plan.request.search_slo_s, 1e-12)
+def _search_s(request: PlanRequest) -> float:
+    return max(request.search_slo_s, 1e-12)
 
 
 def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _in_words(plan: Decision, solution: Solution) -> str:
+def _in_words(plan: Decision, solution: Solution, nbytes: int) -> str:
     curve = plan.analysis.curve
-    nbytes = int(solution.path.pages[solution.place]) * curve.geometry.page_bytes
-    nbytes += sum(plan.request.scratch) if nbytes else 0
     verdict = "" if solution.feasible else " and still miss it"
     beside = f", rows of {solution.rows / curve.nlist:.1%}" if solution.rows else ""
     return f"{format_bytes(nbytes)} ({solution.count / curve.nlist:.1%} of lists{beside}){verdict}"
@@ -162,8 +169,12 @@ def _in_words(plan: Decision, solution: Solution) -> str:
 
 def _other_slo(plan: Decision) -> str:
     problem = problem_of(plan.analysis, plan.request)
-    half, double = (solve(problem, _slo_s(plan) * factor) for factor in (0.5, 2.0))
-    return f"Another SLO: half of it would take {_in_words(plan, half)}, twice {_in_words(plan, double)}." + (
+    found = [
+        solve(problem, _search_s(dataclasses.replace(plan.request, slo_ms=plan.request.slo_ms * factor)))
+        for factor in (0.5, 2.0)
+    ]
+    half, double = (_in_words(plan, one, one.device_bytes) for one in found)
+    return f"Another SLO: half of it would take {half}, twice {double}." + (
         f" Nearest that can be met: {plan.nearest_slo_ms:.4g} ms." if plan.nearest_slo_ms is not None else ""
     )
 
@@ -172,8 +183,17 @@ def _other_budget(plan: Decision) -> str:
     if plan.feasible:
         spare = sum(plan.request.budgets) - plan.device_bytes
         return f"Another budget: {format_bytes(spare)} are spare; down to {format_bytes(plan.device_bytes)} this holds."
-    problem = problem_of(plan.analysis, plan.request)
-    unlimited = solve(problem.without_limit(), _slo_s(plan))
-    if unlimited.feasible:
-        return f"Another budget: {_in_words(plan, unlimited)} in all would meet the SLO."
+    request = plan.request
+    if not request.scannable:
+        return f"Another budget: none helps, {request.unscannable or 'no device tier scans this codec'}."
+    unlimited = solve(problem_of(plan.analysis, request).without_limit(), _search_s(plan.request))
+    if unlimited.feasible and request.search_slo_s > 0:
+        # A larger budget has more scratch.
+        if not any(request.budgets):
+            request = request.within((1,) * request.n_devices)
+        path, place = unlimited.path, unlimited.place
+        largest = int(np.diff(path.pages)[:place].max(initial=0))
+        nbytes = request.least_bytes(int(path.pages[place]), largest, plan.page_bytes)
+        assert nbytes is not None
+        return f"Another budget: {_in_words(plan, unlimited, nbytes)} in all would meet the SLO."
     return "Another budget: no budget meets this SLO on this machine; lower the rate or nprobe, or raise the SLO."

@@ -38,6 +38,8 @@ class Path:
     #: Ranks of those lists in these orders, where some are left out; ``None``: none is.
     list_ranks: I64 | None = None
     row_ranks: I64 | None = None
+    #: Larger pieces are left out; ``None``: none is.
+    most_pages: int | None = None
 
     def pieces(self, places: I64) -> tuple[I64, I64]:
         """Of the pieces at ``places`` (m,) int64, ascending: ranks of lists in the hot order, and in the order of
@@ -72,6 +74,7 @@ class Path:
             useful=int(fits[: self.useful].sum()),
             list_ranks=list_ranks,
             row_ranks=row_ranks,
+            most_pages=most_pages,
         )
 
 

@@ -22,6 +22,8 @@ __all__ = ["PlacementResult", "choose_hottest", "place_lpt", "place_round_robin"
 
 #: Lists that are placed one by one; the others are dealt out in rows.
 _HEAD_LISTS = 4096
+#: How often lists are placed where some found no room.
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +71,9 @@ def choose_hottest(pages: I64, limit_pages: int, largest_list_pages: int) -> I64
 def place_lpt(work: F64, pages: I64, capacity_pages: Sequence[int]) -> PlacementResult:
     """LPT: heaviest work first, each to the least loaded device with room; a list that fits nowhere is not placed.
 
+    Where the devices have as many pages as all lists take, and some list finds no room beside the others, it is placed
+    again, with such lists first. Of several placements the one with the most work counts.
+
     Args:
         work: (m,) float64 access work of each list.
         pages: (m,) int64.
@@ -80,9 +85,16 @@ def place_lpt(work: F64, pages: I64, capacity_pages: Sequence[int]) -> Placement
         placed = _place_large(work, pages, room, order)
         if placed is not None:
             return _result(placed, work, pages, len(room))
-    placed = np.full(order.size, -1, dtype=np.int16)
-    placed[order] = _lpt_loop(work[order], pages[order], room)
-    return _result(placed, work, pages, len(room))
+    tries: list[PlacementResult] = []
+    for _ in range(_TRIES if int(pages.sum()) <= sum(room) else 1):
+        placed = np.full(order.size, -1, dtype=np.int16)
+        placed[order] = _lpt_loop(work[order], pages[order], room)
+        tries.append(_result(placed, work, pages, len(room)))
+        if not tries[-1].n_unplaced:
+            return tries[-1]
+        unplaced = placed[order] < 0
+        order = np.concatenate((order[unplaced], order[~unplaced]))
+    return max(tries, key=lambda one: float(one.work.sum()))
 
 
 def _lpt_loop(work: F64, pages: I64, capacity: list[int]) -> list[int]:

@@ -25,7 +25,16 @@ from hybridindex.partitioner.models.hitrate import modelled
 from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.partitioner.placement import PlacementResult, choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, rate_in_words, solve
+from hybridindex.partitioner.solver import (
+    LARGEST_SLO_S,
+    Problem,
+    Solution,
+    SolverStep,
+    in_words,
+    problem_of,
+    rate_in_words,
+    solve,
+)
 from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan"]
@@ -90,9 +99,7 @@ class Plan(Decision):
         resident = np.asarray(arrays["resident_lists"], dtype=np.int64)
         rows = np.asarray(arrays["resident_rows"], dtype=np.int64)
         base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
-        configured = base.configured(
-            page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
-        )
+        configured = base.configured_for(request)
         errors = data.pop("host_model_errors")
         return cls(
             verdict=Verdict(data.pop("verdict")),
@@ -129,36 +136,20 @@ def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | No
     if not isinstance(profile, Profile):
         raise InvalidInputError(f"profile is {profile!r}; give the Profile that profiling returned")
     base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
-    return _decide(
-        base.configured(
-            page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
-        ),
-        request,
-    )
+    return _decide(base.configured_for(request), request)
 
 
 def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     curve = analysis.curve
     problem = problem_of(analysis, request)
-    capacity = request.capacity_pages(curve.geometry.page_bytes)
     # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
     slo_s = max(request.search_slo_s, 1e-12)
-    solution = solve(problem, slo_s) if request.coverage is None else None
-    path, wanted, notes = _wanted(problem, request, solution, capacity)
-    placed = _placed(curve, wanted, capacity)
-    final = _step_of(problem, placed, slo_s)
-    if solution is not None and solution.feasible and not final.accepted:
-        # The solver adds up the pages of all devices, and something found no room on a single one.
-        for longer in _longer(solution):
-            others = _placed(curve, longer, capacity)
-            step = _step_of(problem, others, slo_s)
-            if step.accepted:
-                path, wanted, placed, final = solution.path, longer, others, step
-                break
+    chosen = _choose(problem, request, slo_s)
+    solution, placed, final, notes = chosen.solution, chosen.placed, chosen.step, list(chosen.notes)
     placement, resident = placed.placement, placed.resident_lists
-    n_unplaced, larger = placement.n_unplaced, path.left_out(*wanted)
+    n_unplaced, larger = placement.n_unplaced, chosen.path.left_out(*chosen.wanted)
     if larger and final.accepted:
-        notes.append(f"{larger} hotter lists are larger than a device and stay on the host")
+        notes.append(f"{larger} hotter lists {problem.why_left_out(chosen.path)} and stay on the host")
     elif larger:
         n_unplaced += larger
     if n_unplaced:
@@ -176,7 +167,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     trace = (*(solution.trace if solution is not None else ()), final)
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
     most = max(problem.max_qps(work, taken, slo_s), (final.rate_qps or 0.0) if met else 0.0)
-    reason, nearest = _reason(problem, request, solution, final, met, work, taken)
+    reason, nearest = _reason(problem, request, chosen, met, work)
     epsilon, coverage_at_epsilon = _batching_model(problem, request, solution, work, final.rate_qps)
     mean_hit = float(curve.of_lists(resident).hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])
@@ -234,6 +225,45 @@ def _batching_model(
     if request.epsilon is not None:
         solution = solve(problem.at_epsilon(None), request.search_slo_s)
     return epsilon, solution.count / problem.curve.nlist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Choice:
+    """What devices would hold for one target."""
+
+    #: None: the coverage is fixed.
+    solution: Solution | None
+    #: See :func:`_wanted`.
+    path: Path
+    wanted: tuple[I64, I64]
+    notes: list[str]
+    placed: _Placed
+    step: SolverStep
+
+    @property
+    def within_reach_s(self) -> set[float]:
+        """Targets that some resident set meets: what was placed, and what the solver found."""
+        known = (self.step.response_s, None if self.solution is None else self.solution.nearest_s)
+        return {s for s in known if s is not None and s <= LARGEST_SLO_S}
+
+
+def _choose(problem: Problem, request: PlanRequest, slo_s: float) -> _Choice:
+    """What a plan for ``slo_s`` places."""
+    curve = problem.curve
+    capacity = request.capacity_pages(curve.geometry.page_bytes)
+    solution = solve(problem, slo_s) if request.coverage is None else None
+    path, wanted, notes = _wanted(problem, request, solution, capacity)
+    placed = _placed(curve, wanted, capacity)
+    step = _step_of(problem, placed, slo_s)
+    if solution is not None and solution.feasible and not step.accepted:
+        # The solver adds up the pages of all devices, and something found no room on a single one.
+        for longer in _longer(solution):
+            others = _placed(curve, longer, capacity)
+            with_others = _step_of(problem, others, slo_s)
+            if with_others.accepted:
+                path, wanted, placed, step = solution.path, longer, others, with_others
+                break
+    return _Choice(solution=solution, path=path, wanted=wanted, notes=notes, placed=placed, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -340,33 +370,26 @@ def _filled(problem: Problem, request: PlanRequest, solution: Solution) -> tuple
     return min(found, key=lambda one: one[0])[1:] if found else None
 
 
-def _nearest_placed(problem: Problem, request: PlanRequest, nearest_s: float | None) -> float | None:
-    """``nearest_s``, or what takes its place where a plan for it would not meet it: the solver adds up the pages of all
-    devices, and a list has to fit on one."""
-    capacity = request.capacity_pages(problem.curve.geometry.page_bytes)
+def _nearest_s(problem: Problem, request: PlanRequest, chosen: _Choice) -> float | None:
+    """The smallest target, in seconds, that is found to be met by a plan for it, where ``chosen`` misses its own; None:
+    no target is met. The solver adds up the pages of all devices, and a list has to fit on one."""
+    known = chosen.within_reach_s
     for _ in range(_NEAREST_TRIES):
+        nearest_s = min(known, default=None)
         if nearest_s is None:
-            break
-        solution = solve(problem, nearest_s * _ROUNDED)
-        placed = _placed(problem.curve, _wanted(problem, request, solution, capacity)[1], capacity)
-        work = problem.work_of(placed.resident_lists, placed.resident_rows)
-        found_s = problem.nearest(work, solution.device_bytes, nearest_s)
-        if found_s == nearest_s:
-            break
-        nearest_s = found_s
-    return nearest_s
+            return None
+        again = _choose(problem, request, nearest_s * _ROUNDED)
+        if again.step.accepted:
+            return nearest_s
+        known = (known | again.within_reach_s) - {nearest_s}
+    return min(known, default=None)
 
 
 def _reason(
-    problem: Problem,
-    request: PlanRequest,
-    solution: Solution | None,
-    final: SolverStep,
-    met: bool,
-    work: QueryWork,
-    device_bytes: int,
+    problem: Problem, request: PlanRequest, chosen: _Choice, met: bool, work: QueryWork
 ) -> tuple[str, float | None]:
     """One sentence, and the nearest SLO when this one is not met."""
+    solution, final = chosen.solution, chosen.step
     slo_ms = final.bound_s * 1e3
     how = "the fixed coverage" if request.coverage is not None else "the smallest coverage"
     if final.rows:
@@ -377,11 +400,7 @@ def _reason(
     if met:
         load = "" if final.rate_qps is None else f"sustains {rate_in_words(final.rate_qps)} and "
         return f"{how} {load}{in_words(final)}, within {slo_ms:.3g} ms", None
-    nearest_s = solution.nearest_s if solution is not None else None
-    if nearest_s is None:
-        nearest_s = problem.nearest(work, device_bytes)
-    if nearest_s is not None and solution is not None and request.n_devices > 1:
-        nearest_s = _nearest_placed(problem, request, nearest_s)
+    nearest_s = _nearest_s(problem, request, chosen)
     nearest = request.slo_ms_of(nearest_s * _ROUNDED) if nearest_s is not None else None
     if request.search_slo_s <= 0:
         llm_ms = request.llm.ttft_s * 1e3 if request.llm else 0.0
@@ -393,6 +412,6 @@ def _reason(
     else:
         why = f"{how} {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
-        most = problem.max_qps(work, device_bytes, math.inf)
+        most = problem.max_qps(work, final.device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {rate_in_words(most)} are sustained", None
     return f"{why}; the nearest SLO that can be met is {nearest:.4g} ms", nearest

@@ -15,7 +15,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, centroid_share, least_with_centroids, scratch_for_budget
 from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
-__all__ = ["PlanRequest", "SloStage", "check_batch"]
+__all__ = ["PlanRequest", "SloStage", "check_batch", "split_bytes"]
 
 SloStage = Literal["search", "ttft"]
 
@@ -204,10 +204,29 @@ class PlanRequest:
             rooms[0] = min(rooms[0], max(0, least - scratch))
         return tuple(room // page_bytes for room in rooms)
 
-    @property
-    def n_with_room(self) -> int:
-        """Devices that can hold a list, 1 at least: among these the work is shared."""
-        return max(1, sum(pages > 0 for pages in self.capacity_pages(self.page_bytes)))
+    def least_bytes(self, pages: int, largest: int, page_bytes: int) -> int | None:
+        """Fewest bytes of all devices, in the proportions of their budgets and with scratch, in which lists of
+        ``pages`` pages, none of more than ``largest``, find room in whatever order they are placed; None: no bytes
+        do."""
+
+        def holds(total: int) -> bool:
+            rooms = self.within(split_bytes(total, self.budgets)).capacity_pages(page_bytes)
+            if len(rooms) == 1:
+                return rooms[0] >= pages
+            # While a list finds no room, every device has less than its pages free.
+            return sum(max(0, room - largest + 1) for room in rooms) >= pages
+
+        if not pages:
+            return 0
+        if not self.scannable or not any(self.budgets):
+            return None
+        low, high = 0, pages * page_bytes
+        while not holds(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
 
     def to_data(self) -> dict[str, Any]:
         """JSON-able."""
@@ -239,6 +258,12 @@ class PlanRequest:
             llm["points"] = tuple((int(kv), float(rps)) for kv, rps in llm["points"])
             values["llm"] = LLMProfile(**llm)
         return cls(**values)
+
+
+def split_bytes(total: int, budgets: Sequence[int]) -> tuple[int, ...]:
+    """``total`` bytes over the devices, in proportion to ``budgets``."""
+    whole = max(1, sum(budgets))
+    return tuple(total * budget // whole for budget in budgets)
 
 
 def check_batch(batch: int) -> None:

@@ -29,16 +29,31 @@ from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, th
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import I64
 
-__all__ = ["Problem", "Settled", "Solution", "SolverStep", "fewest", "in_words", "problem_of", "rate_in_words", "solve"]
+__all__ = [
+    "LARGEST_SLO_S",
+    "Problem",
+    "Settled",
+    "Solution",
+    "SolverStep",
+    "fewest",
+    "in_words",
+    "problem_of",
+    "rate_in_words",
+    "solve",
+]
 
 #: Prefixes that are tried for the nearest target.
 _NEAREST_PREFIXES = 8
-_LARGEST_SLO_S = 1e7
+#: A larger one counts as none that can be met.
+LARGEST_SLO_S = 1e7
 #: A target that is missed by less is met.
 _ROUNDING = 1e-12
 #: Relative precision of the highest rate, and the smallest one that is told from 0.
 _RATE_PRECISION = 1e-7
 _LEAST_RATE = 1e-9
+#: A list is large that takes more than this part of the largest device; and of how many sizes of such lists paths are
+#: tried without them.
+_LARGE, _MOST_LARGE = 0.25, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +192,18 @@ class Problem:
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """All that are tried, without what fits on no device. Where devices hold nothing at all, with it."""
+        """All, without what fits on no device. Where devices hold nothing at all, with it."""
         every = paths_of(self.curve, self.latency)
         return tuple(path.without_larger(self.largest_pages) for path in every) if self.largest_pages else every
+
+    @cached_property
+    def paths_without_large(self) -> tuple[Path, ...]:
+        """The same paths without the largest lists that fit, as they were for devices that could not hold these. A
+        large list may leave no room for lists that save more together."""
+        sizes = {size for path in self.paths for size in np.diff(path.pages[: path.useful + 1]).tolist()}
+        large = sorted(size for size in sizes if _LARGE * self.largest_pages < size <= self.largest_pages)
+        limits = [size - 1 for size in large[: -_MOST_LARGE - 1 : -1]]
+        return tuple(path.without_larger(limit) for limit in limits for path in self.paths)
 
     @cached_property
     def batches(self) -> I64:
@@ -233,6 +257,15 @@ class Problem:
         """Requests/s that search must serve when the index takes ``device_bytes``."""
         rates = [r for r in (self.rate_qps, self.llm.at(device_bytes) if self.llm else None) if r is not None]
         return min(rates) if rates else None
+
+    def why_left_out(self, path: Path) -> str:
+        """What is wrong with the lists that ``path`` leaves out, in words."""
+        assert path.most_pages is not None
+        return (
+            "are larger than a device"
+            if path.most_pages >= self.largest_pages
+            else "would leave too little room beside them"
+        )
 
     @property
     def most_pages(self) -> int:
@@ -348,7 +381,7 @@ class Problem:
     def nearest(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
         """Smallest SLO >= ``least_s`` in seconds that ``work``'s resident set meets; ``None`` when none can be met."""
         nearest_s = max(self.settle(work, self.rate_at(device_bytes)).response_s, least_s)
-        return nearest_s if nearest_s <= _LARGEST_SLO_S else None
+        return nearest_s if nearest_s <= LARGEST_SLO_S else None
 
 
 def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
@@ -375,10 +408,10 @@ def solve(problem: Problem, slo_s: float) -> Solution:
     Each path is searched for itself, and of the prefixes that were found the one of fewest bytes counts. Latency need
     not fall along a path: the device's own time rises, and the first resident list brings the cost of a second tier. So
     prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a piece. While no
-    list is larger than a device, neither paths, grid nor bisection depend on the budget, which only decides whether the
-    prefix that was found fits.
+    list takes more than a quarter of a device, neither paths, grid nor bisection depend on the budget, which only
+    decides whether the prefix that was found fits.
     """
-    found = [_solve_along(problem.along(path), slo_s) for path in problem.paths]
+    found = [_solve_along(problem.along(path), slo_s) for path in (*problem.paths, *problem.paths_without_large)]
     return min(found, key=lambda one: _worse(problem.along(one.path), one))
 
 
@@ -463,7 +496,7 @@ def _nearest(problem: Problem, tried: list[int], cap: int, slo_s: float) -> tupl
     """
     within = [count for count in tried if count <= cap]
     places = np.unique(np.round(np.linspace(0, len(within) - 1, _NEAREST_PREFIXES)).astype(int))
-    few = {within[place] for place in places.tolist()} | {min(cap, tried[-1])}
+    few = sorted({*(within[place] for place in places.tolist()), min(cap, tried[-1])})
     targets: dict[int, float] = {}
     for count in few:
         nearest_s = problem.nearest(problem.work_at(count), problem.prefix_bytes(count), slo_s)
@@ -498,11 +531,12 @@ def _why(problem: Problem, place: int, step: SolverStep, cap: int, slo_s: float)
         held = int(problem.path.lists[cap])
         what = f"the device memory holds {held} of {problem.curve.nlist} lists{beside}; with them search"
     elif larger:
-        what = f"{larger} of {problem.curve.nlist} lists are larger than a device; with the others resident search"
+        of = f"{larger} of {problem.curve.nlist} lists {problem.why_left_out(problem.path)}"
+        what = f"{of}; with the others resident search"
     else:
         what = "even with every useful list resident search"
     if step.response_s is None:
-        most = problem.max_qps(problem.work_at(step.count), step.device_bytes, math.inf)
+        most = problem.max_qps(problem.work_at(place), step.device_bytes, math.inf)
         return f"{what} sustains {rate_in_words(most)} where {rate:.4g} are asked for"
     return f"{what} {in_words(step)} where {slo_s * 1e3:.3g} ms are allowed"
 

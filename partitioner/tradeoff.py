@@ -64,10 +64,7 @@ class Tradeoff:
 
 def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]) -> list[SloPoint]:
     """Solve ``request`` again for each SLO; everything else stays."""
-    configured = analysis.configured(
-        page_bytes=request.page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
-    )
-    problem = problem_of(configured, request)
+    problem = problem_of(analysis.configured_for(request), request)
     spent_s = request.slo_ms / 1e3 - request.search_slo_s
     points = []
     for slo_ms in slos_ms:
@@ -77,7 +74,7 @@ def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]
             SloPoint(
                 slo_ms=float(slo_ms),
                 verdict=Verdict.FEASIBLE if met else Verdict.INFEASIBLE,
-                coverage=solution.count / configured.curve.nlist,
+                coverage=solution.count / analysis.curve.nlist,
                 device_bytes=solution.device_bytes,
                 batch=solution.batch,
             )

@@ -66,9 +66,7 @@ def in_pages(plan: Plan, page_bytes: int) -> Plan:
     if geometry == now:
         return plan
     request = replace(plan.request, page_bytes=page_bytes)
-    analysis = plan.analysis.configured(
-        page_bytes=page_bytes, n_devices=request.n_with_room, row_cache_bytes=request.row_cache_bytes
-    )
+    analysis = plan.analysis.configured_for(request)
     there = replace(plan, request=request, analysis=analysis, page_bytes=geometry.page_bytes)
     each = _bytes_each(there, plan.resident_pieces)
     accepted, max_qps = judge(there, plan.resident_pieces)

@@ -102,9 +102,13 @@ def select_plan(session: Session, plan_id: int | None, index_fingerprint: str | 
         query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
     found = session.execute(query.order_by(PlanRow.id.desc()).limit(1)).first()
     if found is None:
-        which = f"plan {plan_id}" if plan_id is not None else "plan"
-        suffix = f" of index {index_fingerprint!r}" if plan_id is None and index_fingerprint is not None else ""
-        raise ProfileError(f"control store {where}: it holds no {which}{suffix}; run plan first")
+        if plan_id is not None:
+            raise ProfileError(f"control store {where}: it holds no plan {plan_id}; 'hybridindex history' lists plans")
+        of_index = f" of index {index_fingerprint!r}" if index_fingerprint is not None else ""
+        raise ProfileError(
+            f"control store {where}: it holds no plan{of_index}; store one with 'hybridindex plan'. In Python "
+            "Index.plan stores nothing: Index.apply_plan stores the plan and makes it the one that serves"
+        )
     row, fingerprint = found
     stored = select(PlanArrayRow.name, PlanArrayRow.data).where(PlanArrayRow.plan_id == row.id)
     blobs = {r.name: r.data for r in session.execute(stored)}

@@ -49,6 +49,8 @@ class QueryWork:
     #: Code bytes of probed resident lists.
     hit_work: F64
     hit_probes: F64
+    #: Pages of the resident lists, and of resident rows.
+    pages: int
     #: Number of resident lists; ``None`` when the set is no prefix of the hot order.
     prefix: int | None
     #: (nlist,) bool in hot order; ``None`` when the set is a prefix.
@@ -141,6 +143,7 @@ class CoverageCurve:
             probes=self.hit_probes[-1],
             hit_work=hit_work,
             hit_probes=hit_probes,
+            pages=int(self.prefix_pages[count] + (self.rows.prefix_pages[rows] if self.rows is not None else 0)),
             prefix=count,
             row_hits=self.rows.at(rows) if self.rows is not None and rows else None,
             row_prefix=rows,
@@ -152,7 +155,9 @@ class CoverageCurve:
         if self.rows is not None and rows is not None and rows.size:
             row_hits, row_prefix = self.rows.of_lists(rows)
             faults = self.rows.faults(rows, row_prefix)
-            return replace(self.of_lists(lists), row_hits=row_hits, row_prefix=row_prefix, row_faults=faults)
+            work = self.of_lists(lists)
+            pages = work.pages + int(self.rows.list_pages[rows].sum())
+            return replace(work, pages=pages, row_hits=row_hits, row_prefix=row_prefix, row_faults=faults)
         resident = np.zeros(self.nlist, dtype=np.bool_)
         resident[self.rank[lists]] = True
         count = int(resident.sum())
@@ -165,6 +170,7 @@ class CoverageCurve:
             probes=self.hit_probes[-1],
             hit_work=np.bincount(query, weights=self.probe_work[hit], minlength=self.n_held).astype(np.float64),
             hit_probes=np.bincount(query, minlength=self.n_held).astype(np.float64),
+            pages=int(self.pages_by_rank[resident].sum()),
             prefix=None,
             resident=resident,
             row_faults=self.at(0).row_faults,
@@ -186,6 +192,11 @@ class CoverageCurve:
             assert work.resident is not None
             resident = float(np.diff(cumulative)[work.resident].sum())
         return resident, max(total - resident, 0.0)
+
+    def loads(self, work: QueryWork) -> tuple[F64, I64]:
+        """(m,) float64 bytes that the queries read of each resident list, hottest first, and (m,) int64 its pages."""
+        lists = slice(work.prefix) if work.prefix is not None else work.resident
+        return self.accesses_by_rank[lists] * self.bytes_by_rank[lists], self.pages_by_rank[lists]
 
     def without_caches(self) -> CoverageCurve:
         """The same with nothing kept of what was computed."""

@@ -40,8 +40,8 @@ MODEL_NAMES: tuple[HitRateName, ...] = ("beta", "empirical", "beta_binomial")
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 _TAIL = 1e-10
-#: A larger nu counts as a point mass: the inverse CDF of the Beta loses digits there.
-_MAX_NU = 1e7
+#: A larger nu counts as a point mass: the inverse CDF of the Beta loses digits there. A smaller one as all or nothing.
+_MAX_NU, _MIN_NU = 1e7, 1e-9
 #: Points at which the inverse CDF of a Beta is computed.
 _KNOTS = 129
 
@@ -203,16 +203,19 @@ class BetaBinomialHitRate:
         return float(min((self._survival() ** batch).sum() / self.trials, self.mean))
 
 
-def beta_hit_rate(mean: float, sigma2_max: float) -> BetaHitRate | PointHitRate:
+def beta_hit_rate(mean: float, sigma2_max: float) -> BetaHitRate | BetaBinomialHitRate | PointHitRate:
     """Beta with mean m and variance 4 sigma2_max m (1 - m): nu = 1 / (4 sigma2_max) - 1.
 
-    A point mass where the Beta is undefined: mean 0 or 1, or ``sigma2_max`` outside (0, 1/4).
+    Where the Beta is undefined, what it tends to: a point mass for a mean of 0 or 1 or without variance, and all or
+    nothing for a ``sigma2_max`` of 1/4, as of queries that probe one list.
     """
     m = min(max(mean, 0.0), 1.0)
-    if not 0.0 < sigma2_max < 0.25 or not 1e-9 < m < 1.0 - 1e-9:
+    if not sigma2_max > 0.0 or not 1e-9 < m < 1.0 - 1e-9:
         return PointHitRate(mean=m)
     nu = 1.0 / (4.0 * sigma2_max) - 1.0
-    return BetaHitRate(mean=m, nu=nu) if 1e-9 < nu < _MAX_NU else PointHitRate(mean=m)
+    if nu <= _MIN_NU:
+        return BetaBinomialHitRate(mean=m, trials=1, nu=math.inf)
+    return BetaHitRate(mean=m, nu=nu) if nu < _MAX_NU else PointHitRate(mean=m)
 
 
 def beta_binomial_hit_rate(
@@ -220,9 +223,9 @@ def beta_binomial_hit_rate(
 ) -> BetaBinomialHitRate | PointHitRate:
     """Beta-binomial with the variance 4 sigma2_max m (1 - m) over ``effective_probes`` equally heavy probes."""
     m = min(max(mean, 0.0), 1.0)
-    if not 0.0 < sigma2_max < 0.25 or not 1e-9 < m < 1.0 - 1e-9:
+    if not sigma2_max > 0.0 or not 1e-9 < m < 1.0 - 1e-9:
         return PointHitRate(mean=m)
-    trials = max(1, round(effective_probes))
+    trials = max(1, round(effective_probes)) if sigma2_max < 0.25 else 1
     # 4 sigma2_max = (1 + (n - 1) s) / n with s = 1 / (nu + 1). Below the binomial's variance: the binomial.
     spread = (4.0 * sigma2_max * trials - 1.0) / (trials - 1) if trials > 1 else 0.0
     nu = math.inf if spread <= 1e-9 else max(1.0 / spread - 1.0, 1e-9)
@@ -243,7 +246,7 @@ def modelled(curve: CoverageCurve, work: QueryWork, name: HitRateName) -> QueryW
     """``work`` with the hit rates that model ``name`` gives the held-back queries, in their order.
 
     The query with the i-th lowest hit rate gets the model's i-th quantile, scaled so that bytes and probes that hit
-    keep their sums. The empirical model changes nothing.
+    keep their sums. Where the model gives no query a hit, and where it is the empirical one, nothing changes.
     """
     if name == "empirical":
         return work
@@ -253,7 +256,10 @@ def modelled(curve: CoverageCurve, work: QueryWork, name: HitRateName) -> QueryW
 
     def hits(every: F64, measured: F64) -> F64:
         told = hit_rate * every
-        scaled = told * (measured.sum() / max(float(told.sum()), 1e-300))
+        total = float(told.sum())
+        if not total > 0.0:
+            return measured
+        scaled = told * (measured.sum() / total)
         return np.asarray(np.minimum(scaled, every), dtype=np.float64)
 
     return replace(work, hit_work=hits(work.work, work.hit_work), hit_probes=hits(work.probes, work.hit_probes))

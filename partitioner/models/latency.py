@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 
 from hybridindex.errors import InvalidInputError
@@ -167,7 +169,7 @@ class LatencyModel:
     hybrid_routing: RoutingModel
     #: Ascending, equally likely measured/predicted ratios of the coarse stage; same length as ``host.ratios``.
     coarse_ratios: F64
-    #: Devices that share the hits evenly.
+    #: Devices that share the hits.
     n_devices: int
     #: What could not be fitted, in words.
     notes: tuple[str, ...]
@@ -176,6 +178,8 @@ class LatencyModel:
     device_rerank: RerankModel | None = None
     #: Pages of rows that are read from disk; ``None``: not measured.
     row_faults: RowFaultModel | None = None
+    #: Pages that each device has room for; none given: for all lists.
+    room: tuple[int, ...] = ()
 
     @property
     def max_batch(self) -> int:
@@ -197,9 +201,10 @@ class LatencyModel:
         hits = bool((work.hit_probes > 0).any())
         device = np.zeros_like(host)
         if hits and self.device is not None:
-            hit_bytes = window_sum(work.hit_work, batch, starts) / self.n_devices
+            part = self.largest_part(curve, work)
+            hit_bytes = window_sum(work.hit_work, batch, starts) * part
             union, _ = curve.union_bytes(work, batch)
-            device = self.device.predict(hit_bytes, union / self.n_devices)
+            device = self.device.predict(hit_bytes, union * part)
         return LatencyParts(
             coarse_s=float(self.coarse.predict(batch)) if self.coarse is not None else 0.0,
             host_s=host,
@@ -209,6 +214,21 @@ class LatencyModel:
             routing=self.hybrid_routing if hits else self.host_routing,
             batch=batch,
         )
+
+    def largest_part(self, curve: CoverageCurve, work: QueryWork) -> float:
+        """Part of the hits that the most loaded device serves. Lists are never split, and where small devices are full
+        the others hold the rest; otherwise devices share evenly."""
+        if self.n_devices == 1:
+            return 1.0
+        loads, pages = curve.loads(work)
+        total, even = float(loads.sum()), 1.0 / self.n_devices
+        if total <= 0:
+            return even
+        largest = float(loads.max())
+        if self.room and min(self.room) < min(max(self.room), work.pages * even):
+            # Rows beside codes take their room as the codes do.
+            largest = max(largest, _largest_load(self.room, loads, pages * (work.pages / max(int(pages.sum()), 1))))
+        return max(even, largest / total)
 
     def _rerank_s(self, curve: CoverageCurve, work: QueryWork, batch: int, starts: I64) -> F64:
         """(w,) seconds until all candidates are compared."""
@@ -222,7 +242,7 @@ class LatencyModel:
         on_host = self.rerank.predict(batch, np.maximum(every - hits, 0.0)) + self.fault_s(work, batch, starts)
         if work.row_hits is None or self.device_rerank is None:
             return on_host
-        return np.maximum(on_host, self.device_rerank.predict(batch, hits / self.n_devices))
+        return np.maximum(on_host, self.device_rerank.predict(batch, hits * self.largest_part(curve, work)))
 
     def fault_s(self, work: QueryWork, batch: int, starts: I64) -> F64:
         """(w,) seconds of it that the batches from ``starts`` on wait for pages of rows on disk."""
@@ -270,6 +290,18 @@ class LatencyModel:
         if self.rerank is not None:
             before = before + np.multiply.outer(parts.rerank_s, self.rerank.ratios)
         return parts.routing.seconds(before, host, parts.device_s[:, None], parts.batch)
+
+
+def _largest_load(room: Sequence[int], loads: F64, pages: npt.NDArray[np.floating[Any]]) -> float:
+    """Load of the device that has most, where lists of ``loads`` (m,) and ``pages`` (m,) are spread evenly, in their
+    order, over the devices that are not full. Where they do not fit, as if the devices were larger in proportion."""
+    ends = np.concatenate(([0.0], np.cumsum(pages)))
+    rooms = np.sort(np.array(room, dtype=np.float64)) * max(1.0, ends[-1] / sum(room))
+    sharing = np.arange(rooms.size, 0, -1)
+    # Pages in use when each device is full, the smallest first.
+    full = np.concatenate(([0.0], np.cumsum(rooms) - rooms + sharing * rooms))
+    at = np.interp(full, ends, np.concatenate(([0.0], np.cumsum(loads))))
+    return float((np.diff(at) / sharing).sum())
 
 
 def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, family: str) -> ScanWork:
@@ -323,8 +355,14 @@ def fit_device_scan(samples: Sequence[StageSample]) -> DeviceScanModel | None:
 def fit_rerank(samples: Sequence[StageSample], *, on_device: bool, levels: int) -> RerankModel | None:
     """Fit the ``rerank`` samples of the host, or of the slowest device; ``None`` where there are none."""
     samples = [s for s in _stage(samples, "rerank") if bool(s.device) == on_device and s.probes > 0]
-    fits = [_fit_rerank([s for s in samples if s.device == name], levels) for name in {s.device for s in samples}]
-    return max(fits, key=lambda fit: fit.per_candidate_s, default=None)
+    names = sorted({s.device for s in samples})
+    fits = [_fit_rerank([s for s in samples if s.device == name], levels) for name in names]
+    n_batches, queries, candidates = len(samples), sum(s.batch for s in samples), sum(s.probes for s in samples)
+
+    def seconds(fit: RerankModel) -> float:
+        return fit.overhead_s * n_batches + fit.per_query_s * queries + fit.per_candidate_s * candidates
+
+    return max(fits, key=seconds, default=None)
 
 
 def _fit_rerank(samples: list[StageSample], levels: int) -> RerankModel:

@@ -18,7 +18,7 @@ from hybridindex.partitioner.models import coverage
 from hybridindex.partitioner.models.latency import fit_rerank
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import problem_of, solve
+from hybridindex.partitioner.solver import problem_of, rate_in_words, solve
 from hybridindex.types import StageSample
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile, with_candidates
@@ -192,6 +192,13 @@ def test_a_rate_that_no_slo_meets_is_told_of_the_path_that_sustains_most(mixed):
         problem = problem_of(mixed, asked.request).along(path)
         assert problem.max_qps(problem.work_at(path.useful), problem.prefix_bytes(path.useful), math.inf) <= most * 1.01
     assert not ask(mixed, 1e6, rate_qps=most * 1.2).feasible
+    # The reason has the rate of what the solver chose, rows included.
+    problem = problem_of(mixed, asked.request)
+    found = solve(problem, 1.0)
+    along = problem.along(found.path)
+    assert found.rows
+    sustained = along.max_qps(along.work_at(found.place), found.device_bytes, math.inf)
+    assert f"search sustains {rate_in_words(sustained)} where" in found.reason
 
 
 def test_the_nearest_slo_is_met_on_several_devices(mixed):
@@ -309,6 +316,17 @@ def test_the_slowest_device_is_planned_for():
     )
     for samples in (slow + fast, fast + slow):
         assert fit_rerank(samples, on_device=True, levels=4).per_candidate_s == pytest.approx(1e-6, rel=0.01)
+    # What takes time besides the candidates counts, too.
+    launches, copies = (
+        [
+            StageSample(stage="rerank", batch=b, seconds=fixed_s + each_s * n * b, probes=n * b, device=name)
+            for b in (1, 4, 16)
+            for n in (20, 50)
+        ]
+        for name, fixed_s, each_s in (("launches", 1e-2, 0.0), ("copies", 1e-6, 1e-8))
+    )
+    for samples in (launches + copies, copies + launches):
+        assert fit_rerank(samples, on_device=True, levels=4).overhead_s == pytest.approx(1e-2, rel=0.01)
 
 
 def test_rows_come_in_the_order_of_candidates_per_row(mixed):

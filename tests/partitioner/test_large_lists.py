@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,68 @@ def test_one_device_steps_over_a_list_that_it_cannot_hold(one_giant: Analysis) -
     assert few.feasible
     assert more.feasible
     assert 2 < few.resident_lists.size <= more.resident_lists.size < 30
+
+
+def some_giants(seed: int) -> Analysis:
+    """Three lists of the hotter half may be far larger than the others."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(30, 200, size=64)
+    sizes[rng.integers(0, 32, size=3)] = rng.integers(400, 6000, size=3)
+    device_s = 1e-10 if seed % 2 else None
+    profile = make_profile(
+        nlist=64, n=200, nprobe=8, seed=seed, list_sizes=sizes, batches=(1, 4), repeats=2, device_per_byte_s=device_s
+    )
+    return analyse(profile, page_bytes=8192)
+
+
+def on_devices(analysis: Analysis, pages: int, slo_ms: float, n_devices: int) -> Plan:
+    budget = {"device_budget_bytes": pages * 8192, "n_devices": n_devices, "scratch_bytes": 0, "page_bytes": 8192}
+    return plan_of(analysis, slo_ms=slo_ms, rate_qps=100.0, **budget)
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_devices", "giant"),
+    [(1, 1, 2), (5, 2, 1), (5, 2, 2), (5, 3, 2), (6, 2, 3), (6, 3, 3), (10, 2, 3), (11, 2, 2), (11, 3, 2)],
+)
+def test_a_budget_that_reaches_a_large_list_keeps_the_verdict(seed: int, n_devices: int, giant: int) -> None:
+    """It may take the room of lists that save more together."""
+    analysis = some_giants(seed)
+    size = int(np.sort(analysis.curve.pages_by_rank)[-giant])
+    nearest_ms = on_devices(analysis, size - 1, 1e-3, n_devices).nearest_slo_ms
+    assert nearest_ms is not None
+    for pages in (size - 1, size, size + 1):
+        plan = on_devices(analysis, pages, nearest_ms * 1.0001, n_devices)
+        assert plan.feasible
+        assert judge(plan, plan.resident_pieces)[0]
+    said = plan.reason.split("; ")[1:]
+    assert all("larger than a device" in note or "leave too little room beside them" in note for note in said)
+
+
+def test_the_nearest_slo_is_no_more_than_what_the_plan_answers_in() -> None:
+    tried = 0
+    for seed, pages, n_devices in itertools.product(range(4), (20, 45, 80, 150), (1, 2, 3)):
+        analysis = some_giants(seed)
+        plan = on_devices(analysis, pages, 0.05, n_devices)
+        response_s, nearest_ms = plan.trace[-1].response_s, plan.nearest_slo_ms
+        if plan.feasible or response_s is None:
+            continue
+        tried += 1
+        assert nearest_ms is not None
+        assert nearest_ms <= response_s * 1e3 * (1 + 1e-8)
+        assert on_devices(analysis, pages, nearest_ms, n_devices).feasible
+    assert tried > 20
+
+
+def test_lists_that_fit_by_their_pages_are_all_placed() -> None:
+    """Balanced by their work alone, the others would leave the large list no device."""
+    sizes = np.full(64, 16)
+    cold = analyse(make_profile(nlist=64, n=300, nprobe=8, list_sizes=sizes, seed=1, skew=3.0)).curve.order[-2]
+    sizes[cold] = 60 * 16
+    analysis = analyse(make_profile(nlist=64, n=300, nprobe=8, list_sizes=sizes, seed=1, skew=3.0), page_bytes=8192)
+    budget = {"device_budget_bytes": 62 * 8192, "n_devices": 2, "scratch_bytes": 0, "page_bytes": 8192}
+    plan = plan_of(analysis, slo_ms=100.0, coverage=1.0, **budget)
+    assert plan.n_unplaced == 0
+    assert plan.coverage == 1.0
 
 
 def test_a_list_that_finds_no_room_beside_others_is_made_up_for() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner import placement
 from hybridindex.partitioner.placement import choose_hottest, place_lpt, place_round_robin
 from tests.examples import examples
 
@@ -60,6 +61,28 @@ def test_many_lists_are_as_balanced_as_one_by_one() -> None:
     tight = place_lpt(work, pages, [int(pages.sum()) // 7 + 6] * 7)
     assert tight.pages_used.max() <= int(pages.sum()) // 7 + 6
     assert tight.n_unplaced <= 7
+
+
+def test_a_list_that_finds_no_room_beside_lighter_ones_comes_first() -> None:
+    """Balanced by work, ten small lists leave neither device room for the large one."""
+    work, pages = np.array([10.0] * 10 + [1.0]), np.array([1] * 10 + [10])
+    result = place_lpt(work, pages, [10, 10])
+    assert result.n_unplaced == 0
+    assert result.pages_used.tolist() == [10, 10]
+
+
+@examples(150)
+@given(LISTS, CAPACITY)
+def test_another_try_never_places_less_work(lists, capacity) -> None:  # type: ignore[no-untyped-def]
+    work = np.array([w for w, _ in lists], dtype=np.float64)
+    pages = np.array([p for _, p in lists], dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "_TRIES", 1)
+        once = place_lpt(work, pages, capacity)
+    result = place_lpt(work, pages, capacity)
+    assert result.work.sum() >= once.work.sum()
+    if not once.n_unplaced:
+        assert result.device.tolist() == once.device.tolist()
 
 
 def test_devices_may_differ() -> None:

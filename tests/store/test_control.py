@@ -189,8 +189,12 @@ def test_missing_profile_and_plan_are_errors(store: ControlStore, profile_of: Ma
         store.load_profile(7)
     with pytest.raises(InvalidInputError, match="profile_id"):
         store.load_profile("7")  # type: ignore[arg-type]
-    with pytest.raises(ProfileError, match="no plan; run plan first"):
+    with pytest.raises(ProfileError, match=r"no plan; store one with 'hybridindex plan'.*Index\.apply_plan"):
         store.load_plan()
+    with pytest.raises(ProfileError, match="no plan of index 'ix-a'; store one with"):
+        store.load_plan(index_fingerprint="ix-a")
+    with pytest.raises(ProfileError, match="no plan 7; 'hybridindex history' lists plans"):
+        store.load_plan(7)
     with pytest.raises(ProfileError, match="no profile 7 for this plan"):
         store.save_plan({"data": {"verdict": "feasible"}, "arrays": {}}, 7)
     assert store.list_plans() == []

@@ -107,6 +107,8 @@ def _kv_memory(setting: Setting, factor: float) -> Setting:
     if setting.llm is None:
         return changed
     model = throughput_model(setting.llm)
+    if model.kv_bytes.size < 2:
+        return changed  # there is no KV cache
     total = int(model.total_bytes * factor)
     # Beyond the last measured point the last slope continues.
     slope = (model.rps[-1] - model.rps[-2]) / (model.kv_bytes[-1] - model.kv_bytes[-2])

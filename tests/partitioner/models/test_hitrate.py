@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -18,10 +19,12 @@ from hybridindex.partitioner.models.hitrate import (
     HitRateDistribution,
     HitRateName,
     PointHitRate,
+    beta_binomial_hit_rate,
     beta_hit_rate,
     distribution,
     expected_min_hit_rate,
     hit_rate_to_coverage,
+    modelled,
 )
 
 BATCHES = (1, 2, 4, 16, 64, 256)
@@ -76,11 +79,35 @@ def test_beta_has_the_variance_of_the_paper() -> None:
     assert model.variance == pytest.approx(4 * 0.04 * 0.3 * 0.7)
 
 
-@pytest.mark.parametrize("sigma2_max", [0.0, -1.0, 0.25, 0.4])
-def test_beta_outside_its_range_is_a_point(sigma2_max: float) -> None:
+@pytest.mark.parametrize("sigma2_max", [0.0, -1.0, 1e-9])
+def test_beta_without_variance_is_a_point(sigma2_max: float) -> None:
     model = beta_hit_rate(0.4, sigma2_max)
     assert isinstance(model, PointHitRate)
     assert model.expected_min(64) == 0.4
+
+
+@pytest.mark.parametrize("sigma2_max", [0.25, 0.4])
+def test_queries_that_hit_all_or_nothing_miss_in_a_batch(sigma2_max: float) -> None:
+    """As those of nprobe 1: a point mass would say that a batch has the mean of the queries."""
+    for model in (beta_hit_rate(0.4, sigma2_max), beta_binomial_hit_rate(0.4, sigma2_max, 16.0)):
+        assert model.variance == pytest.approx(0.4 * 0.6)
+        for batch in (1, 2, 8):
+            assert model.expected_min(batch) == pytest.approx(0.4**batch)
+        assert set(model.quantiles(10).tolist()) == {0.0, 1.0}
+    just_below = beta_hit_rate(0.4, 0.249999).expected_min(2)
+    assert beta_hit_rate(0.4, sigma2_max).expected_min(2) == pytest.approx(just_below, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["beta", "beta_binomial"])
+def test_a_hit_that_a_model_has_no_query_for_is_kept(analysis: Analysis, name: HitRateName) -> None:
+    """One query of large lists hits one of them."""
+    curve = dataclasses.replace(analysis.curve, sigma2_max=0.24999, effective_probes=16.0)
+    nothing = curve.at(0)
+    work, hits = np.full(nothing.work.size, 16e9), np.zeros(nothing.work.size)
+    hits[3] = 1e9
+    found = modelled(curve, dataclasses.replace(nothing, work=work, hit_work=hits), name)
+    assert np.isfinite(found.hit_work).all()
+    assert found.hit_work.sum() == pytest.approx(1e9)
 
 
 def test_beta_binomial_equals_simulation() -> None:

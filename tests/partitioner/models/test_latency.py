@@ -11,6 +11,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.models.latency import RoutingModel, fit_latency_model
 from hybridindex.types import StageSample
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile, scan_seconds
 
 
@@ -127,6 +128,50 @@ def test_batches_that_several_devices_scanned_say_what_routing_costs(n_devices: 
     for batch in (1, 8, 32):
         predicted = float(np.median(planned.parts(curve, work, batch).total()))
         assert predicted == pytest.approx(seconds(batch), rel=0.1)
+
+
+def test_the_most_loaded_device_counts(analysis: Analysis) -> None:
+    curve = analysis.curve
+
+    def part(count: int, *room: int) -> float:
+        model = dataclasses.replace(analysis.latency, n_devices=len(room), room=room)
+        return model.largest_part(curve, curve.at(count))
+
+    pages = int(curve.prefix_pages[128])
+    assert part(128, pages, pages) == 0.5
+    assert part(128, pages) == 1.0
+    # The small one is full, and the other holds the rest.
+    loads = curve.accesses_by_rank * curve.bytes_by_rank
+    hottest = int(np.searchsorted(curve.prefix_pages, 2 * (pages // 4)))
+    shared = loads[:hottest].sum() / loads[:128].sum()
+    assert part(128, pages // 4, pages) == pytest.approx(1 - shared / 2, abs=0.01)
+    assert part(128, pages // 4, pages, pages) < part(128, pages // 4, pages)
+    # Lists that do not fit count as on devices that are larger in proportion.
+    assert part(128, pages // 40, pages // 10) == pytest.approx(part(128, pages // 5, pages - pages // 5), abs=0.02)
+    # A list is on one device.
+    assert part(1, pages, pages, pages) == 1.0
+    assert part(0, pages, pages, pages) == pytest.approx(1 / 3)
+
+
+@examples(60)
+@given(
+    room=st.lists(st.integers(1, 2000), min_size=1, max_size=5),
+    more=st.integers(0, 2000),
+    which=st.integers(0, 4),
+    count=st.integers(0, 256),
+)
+def test_room_on_a_device_never_loads_another_more(
+    analysis: Analysis, room: list[int], more: int, which: int, count: int
+) -> None:
+    curve = analysis.curve
+    larger = [own + more * (number == which) for number, own in enumerate(room)]
+    before, after = (
+        dataclasses.replace(analysis.latency, n_devices=len(room), room=tuple(own)).largest_part(curve, curve.at(count))
+        for own in (room, larger)
+    )
+    assert 1 / len(room) <= before <= 1 + 1e-12
+    if curve.prefix_pages[count] <= sum(room):
+        assert after <= before + 1e-12
 
 
 def test_scans_that_share_cores_do_not_overlap() -> None:

@@ -57,6 +57,14 @@ def test_a_machine_that_barely_holds_the_llm_has_dashes_where_less_would_not(ana
     assert set(found.sensitivity) == set(INPUTS)
 
 
+def test_an_llm_without_kv_cache_takes_no_request_and_has_nothing_to_vary(setting):
+    none = replace(setting, llm=replace(setting.llm, kv_cache_bytes=0, points=()), service=None)
+    found = forecast(none)
+    assert not found.feasible
+    assert found.nearest.binds == "llm"
+    assert none.varied("kv_memory", 1.1).llm == none.llm
+
+
 def test_a_dedicated_gpu_is_chosen_where_the_cache_is_scarce_and_the_engines_many(setting):
     # All lists fit one device, and beside the LLM they would cost it a third of its cache.
     scarce = replace(setting, llm=replace(setting.llm, points=(), throughput_rps=60.0), service=None, slo_ms=80.0)
