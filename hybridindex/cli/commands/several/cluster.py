@@ -27,14 +27,14 @@ Address = Annotated[
     typer.Option(
         "--address",
         metavar="auto|HOST:PORT",
-        help="Of a Ray cluster that runs; auto: the one that --local started for this index, or this machine's.",
+        help="Address of a running Ray cluster; auto: the one that --local started for this index, or this machine's.",
     ),
 ]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="Folder of the cluster's state; default cluster/ in the index."),
+    typer.Option("--state", metavar="DIR", help="Folder of the cluster's state; default: cluster/ in the index."),
 ]
-Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as status shows it.", show_default=False)]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as status shows it.", show_default=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PlacementOptions:
     memory_per_node: Annotated[
         str, typer.Option("--memory-per-node", metavar="BYTES", help="Memory that lists may take on each node.")
     ] = "auto"
-    replicas: Annotated[int, typer.Option("--replicas", help="Nodes that hold a list, at least.", min=1)] = 2
+    replicas: Annotated[int, typer.Option("--replicas", help="Fewest nodes that hold each list.", min=1)] = 2
     replicate: Annotated[
         str,
         typer.Option(
@@ -58,13 +58,13 @@ class PlacementOptions:
         typer.Option(
             "--refresh-every",
             metavar="SECONDS",
-            help="Look so often whether queries ask for other lists than before, and move lists where that pays; "
-            "default never.",
+            help="Time between two checks whether queries probe other lists now; lists move if that pays. "
+            "Default: never.",
         ),
     ] = None
 
     def memory_bytes(self) -> int:
-        """Three quarters of this machine's memory, where nothing is said."""
+        """Three quarters of this machine's memory, unless given."""
         if self.memory_per_node != "auto":
             return parse_bytes(self.memory_per_node)
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.75)
@@ -76,23 +76,27 @@ class NodesOptions:
 
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Folder on each machine for the shares; default in ~/.cache."),
+        typer.Option("--data", metavar="DIR", help="Folder on each machine for the shares; default: in ~/.cache."),
     ] = None
     host: Annotated[
         str,
         typer.Option("--host", help="Address that nodes listen on; auto: each machine's own, as Ray knows it."),
     ] = "127.0.0.1"
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem", help="Of all nodes.")] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="Its key.")] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE.pem", help="Certificate of all nodes.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="Key of the certificate.")] = (
+        None
+    )
     tls_ca: Annotated[
-        Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="What nodes' certificates are checked with.")
+        Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="CA that signed the nodes' certificates.")
     ] = None
     insecure_network: Annotated[
         bool, typer.Option("--insecure-network", help="Let other machines reach nodes without TLS.")
     ] = False
     serve: Annotated[
         str | None,
-        typer.Option("--serve", metavar="OPTIONS", help="Further options of hybridindex serve for each node, quoted."),
+        typer.Option("--serve", metavar="OPTIONS", help="More options of hybridindex serve for each node, quoted."),
     ] = None
 
 
@@ -117,14 +121,15 @@ def register(app: typer.Typer) -> None:
             typer.Option("--local", metavar="N", help="Start N nodes on this machine, with a Ray of their own.", min=1),
         ] = None,
         repair_after: Annotated[
-            float, typer.Option("--repair-after", help="Seconds until the lists of a lost node are copied anew.", min=0)
+            float,
+            typer.Option("--repair-after", help="Seconds until the lists of a lost node are copied again.", min=0),
         ] = 10.0,
         copy_rate: Annotated[
-            str, typer.Option("--copy-rate", metavar="BYTES", help="Most bytes a second of such copies, on each node.")
+            str, typer.Option("--copy-rate", metavar="BYTES", help="Most bytes per second of such copies on each node.")
         ] = "200MiB",
         dry_run: Annotated[
             int | None,
-            typer.Option("--dry-run", metavar="N", help="Only say where lists would be placed on N nodes.", min=1),
+            typer.Option("--dry-run", metavar="N", help="Only show where lists would be placed on N nodes.", min=1),
         ] = None,
         state: State = None,
         json: Json = False,
@@ -178,7 +183,7 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def plan(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
-        """Say where lists would be placed now, why, and how much would move; changes nothing."""
+        """Show where lists would be placed now, why, and how much would move; changes nothing."""
         with connect(index, address=address, folder=state) as cluster:
             said = cluster.plan()
             emit(said, as_json=json, table=_moves(said))
@@ -208,23 +213,26 @@ def register(app: typer.Typer) -> None:
     def restart(
         index: IndexPath,
         node: Annotated[
-            str | None, typer.Argument(metavar="NODE", help="One alone; default all.", show_default=False)
+            str | None, typer.Argument(metavar="NODE", help="One node only; default: all.", show_default=False)
         ] = None,
         force: Annotated[
-            bool, typer.Option("--force", help="Also where lists are on one node alone, which searches miss then.")
+            bool,
+            typer.Option(
+                "--force", help="Restart even if some lists are on one node only: searches miss them meanwhile."
+            ),
         ] = False,
         address: Address = "auto",
         state: State = None,
         json: Json = False,
     ) -> None:
-        """Start nodes again, one after the other, while the others answer.
+        """Restart nodes, one after the other, while the others answer.
 
-        For attributes and codes that the index was given since they began; of all nodes, also for the plan that was
-        applied last.
+        They then use attributes and codes that the index has got since they started. A restart of all nodes also hands
+        them the plan that was applied last.
         """
         with connect(index, address=address, folder=state) as cluster, _progress() as progress:
             done = cluster.restart(node, progress, force=force)
-        emit(done, as_json=json, table=f"started again: {', '.join(done['nodes'])}")
+        emit(done, as_json=json, table=f"restarted: {', '.join(done['nodes'])}")
 
     @group.command()
     def search(
@@ -235,20 +243,23 @@ def register(app: typer.Typer) -> None:
         candidates: Candidates = None,
         allow_partial: Annotated[
             float | None,
-            typer.Option("--allow-partial", help="Least part of a query's work that an answer may rest on, 0..1."),
+            typer.Option("--allow-partial", help="Least fraction of a query's work that an answer may rest on, 0..1."),
         ] = None,
         allow_ids: AllowIds = None,
         deny_ids: DenyIds = None,
         where: Where = None,
         address: Annotated[
-            str, typer.Option("--address", help="Of Ray, or http(s)://host:port of any node: that needs no Ray.")
+            str,
+            typer.Option("--address", help="Address of Ray, or http(s)://host:port of any node, which needs no Ray."),
         ] = "auto",
         key: Key = None,
-        ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="Of the nodes.")] = None,
+        ca: Annotated[
+            Path | None, typer.Option("--tls-ca", metavar="FILE.pem", help="CA that signed the nodes' certificates.")
+        ] = None,
         state: State = None,
         json: Json = False,
     ) -> None:
-        """Search a cluster, for trying things."""
+        """Search a cluster, to try it."""
         asked = load_npy(queries, "queries")
         allowed = None if allow_ids is None else load_ids(allow_ids, "--allow-ids")
         denied = None if deny_ids is None else load_ids(deny_ids, "--deny-ids")
@@ -311,7 +322,7 @@ def _table(status: dict[str, Any]) -> Table:
         )  # fmt: skip
     below, nobody = status["lists_below_replicas"], status["lists_of_nobody"]
     if below or nobody:
-        table.caption = f"{below} lists have fewer holders than they should; {nobody} have none that answers"
+        table.caption = f"{below} lists have too few replicas; {nobody} have none that answers"
     of_nodes = [f"node {node['name']}: {node['problem']}" for node in status["nodes"] if node["problem"]]
     for words in dict.fromkeys(filter(None, [status["problem"], *of_nodes])):
         table.caption = f"{table.caption or ''}\n{words}".strip()
