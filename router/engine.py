@@ -3,7 +3,8 @@
 Threads: one engine thread for batching, coarse quantization and the host scan; one thread per device. The batches of
 at most two turns are in flight, so that the host starts on the next one while a device finishes the last. A caller who
 waits for the answer does the engine thread's work itself where nothing else is there to be done: waking two threads can
-take longer than a small search.
+take longer than a small search. The main thread makes no batch: there, an interrupt (Ctrl-C) can come after any call,
+and would leave a slot, a lease or an answer behind.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Engine:
         self._added = AddedScanner(index, host)
         self._filtered = FilteredSearches(parts, filters, self._added, one_of_several=remote is not None)
         early = config.early_dispatch
-        self._host_parts = HostParts(parts, self._added, self._filtered, wait_for_loads, early_dispatch=early)
+        self._host_parts = HostParts(parts, self._filtered, wait_for_loads, early_dispatch=early)
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
@@ -150,7 +151,8 @@ class Engine:
             RouterClosedError: the engine was closed.
             Exception: whatever the search failed with.
         """
-        if not self._turn.run(self._is_idle, lambda: self._run_here(request)):
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main or not self._turn.run(self._is_idle, lambda: self._run_here(request)):
             self.submit(request)
         return reply.wait()
 

@@ -267,11 +267,12 @@ class FilteredSearches:
 
     def _for_devices(self, groups: Sequence[Group], list_device: npt.NDArray[np.int16]) -> list[Group]:
         """Those of which devices scan a part."""
-        if not self._parts.paged or self._index.rabitq is not None:
-            return []
         return [group for group in groups if self._takes_devices(group) and self._any_there(group, list_device)]
 
     def _takes_devices(self, group: Group) -> bool:
+        """Whether devices scan its lists that they hold: not codes, and not shards."""
+        if not self._parts.paged or self._index.rows is not self._index:
+            return False
         return not group.chosen.same and group.wanted.total >= _LEAST_ON_DEVICES * self._index.count
 
     def _any_there(self, group: Group, list_device: npt.NDArray[np.int16]) -> bool:

@@ -46,15 +46,14 @@ class HostParts:
     def __init__(
         self,
         parts: RouterParts,
-        added: AddedScanner,
         filtered: FilteredSearches,
         wait_for_loads: WaitForLoads,
         *,
         early_dispatch: bool,
     ) -> None:
-        self._host, self._pace = parts.host, parts.host_pace
+        self._index, self._host, self._pace = parts.index, parts.host, parts.host_pace
         self._scans_codes = isinstance(parts.host, HostRabitqScanner)
-        self._added, self._filtered, self._wait_for_loads = added, filtered, wait_for_loads
+        self._filtered, self._wait_for_loads = filtered, wait_for_loads
         self._early_dispatch = early_dispatch
 
     def scan(self, begun: Sequence[Begun]) -> None:
@@ -114,7 +113,9 @@ class HostParts:
                 )
             batch.clock.note(HOST_SCAN, started)
             if not early:
-                batch.complete_part(part, *result, find_instead(self._added, batch, part))
+                # A scanner of its own: on a device's thread, and the engine's makes one call at a time.
+                added = find_instead(AddedScanner(self._index, self._host), batch, part)
+                batch.complete_part(part, *result, added)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -73,7 +74,11 @@ class Placement:
         self._gives_memory_back = config.shrink_arenas
         self._lock = threading.Lock()
         #: One for each change of plan that waits for the lock. Restoring lists stops for it.
-        self._waiting: list[None] = []
+        self._waiting: set[object] = set()
+        #: Whose lists are moving; the loads that bring them; and whether it was given up, so that they have to leave.
+        self._moving: Plan | None = None
+        self._loads: list[Future[LoadReport]] = []
+        self._given_up = False
         #: No list moves for a plan any more.
         self._settled = False
         #: Set under the lock, read by anybody.
@@ -86,9 +91,7 @@ class Placement:
         Raises:
             RouterClosedError: after :meth:`settle`, or lists were still moving then.
         """
-        self._waiting.append(None)
-        with self._lock:
-            self._waiting.pop()
+        with self._going_first():
             if self._settled:
                 raise RouterClosedError("the router is closed, or about to be")
             try:
@@ -97,10 +100,23 @@ class Placement:
                     raise RouterClosedError("the router closed while lists of the plan were moving")
             except BaseException:
                 # The old plan's lists are those that stay, and come back.
+                self._moving, self._given_up = None, True
                 self._adopt(self.plan)
                 raise
-            self.plan = plan
+            self.plan, self._given_up = plan, False
             self._choose_host_lists(bandwidth_share)
+
+    @contextmanager
+    def _going_first(self) -> Iterator[None]:
+        """The lock; whoever restores lists gives it up meanwhile. The wait for it may be interrupted."""
+        waiting = object()
+        try:
+            self._waiting.add(waiting)
+            with self._lock:
+                self._waiting.discard(waiting)
+                yield
+        finally:
+            self._waiting.discard(waiting)
 
     def _was_cut_off(self, plan: Plan) -> bool:
         """Whether the end came while lists were on their way."""
@@ -121,10 +137,13 @@ class Placement:
 
     def complete(self) -> None:
         """Lists of the plan that found no page, because sessions had them, come once one is free; so do those for
-        page-locked memory. Memory that an arena could not give back or take before goes or comes now."""
+        page-locked memory. Memory that an arena could not give back or take before goes or comes now. Lists leave that
+        an interrupted change brought."""
         if not self._lock.acquire(blocking=False):
             return  # a change of plan brings them, if it wants them
         try:
+            if self._given_up and self._paged and all(load.done() for load in self._loads):
+                self._given_up = not self._lookahead.drop_unwanted()
             for tier in self._paged:
                 if self.plan is None:
                     break
@@ -173,6 +192,7 @@ class Placement:
     def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
         target = self._wanted(plan)
         self._adopt(plan)
+        self._moving, self._loads = plan, []
         for _ in range(_TRIES):
             current = self._residency.current.list_device
             # What sessions brought and the plan does not want stays theirs, or in the cache.
@@ -187,13 +207,18 @@ class Placement:
                 growth = [self._opening.wanted_bytes(plan, tier.ordinal) - tier.capacity_bytes for tier in self._tiers]
                 for ordinal in np.argsort(growth, kind="stable").tolist():
                     self._resize(plan, self._tiers[ordinal])
-            waiting = [self._load_planned(plan, tier, bandwidth_share, lambda: self._settled) for tier in self._tiers]
-            for future in waiting:
-                self._wait_for(future)  # a failed device is marked and logged by its tier
+            for tier in self._tiers:
+                self._loads.append(self._load_planned(plan, tier, bandwidth_share, lambda: self._is_over(plan)))
+            for load in self._loads:
+                self._wait_for(load)  # a failed device is marked and logged by its tier
             current = self._residency.current.list_device
             # A session's copy may have brought one to another device meanwhile.
             if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
+
+    def _is_over(self, plan: Plan) -> bool:
+        """Whether no more of its lists are to come."""
+        return self._settled or self._moving is not plan
 
     def _adopt(self, plan: Plan | None) -> None:
         self._lookahead.adopt([] if plan is None else np.flatnonzero(self._wanted(plan) >= 0).tolist())

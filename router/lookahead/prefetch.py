@@ -210,6 +210,16 @@ class Lookahead:
         self._wait_for_pages(drops)
         return True
 
+    def drop_unwanted(self) -> bool:
+        """Drops lists that neither a plan, nor a session, nor the cache wants. False: nothing was done, as lists are on
+        their way for sessions."""
+        with self._lock:
+            if any(self._n_flights):
+                return False
+            there = self._residency.current.list_device >= 0
+            self._drop(np.flatnonzero(there & ~self._refs.pinned & ~self._refs.wanted()).tolist())
+        return True
+
     def room_for_plan(self, tier: DeviceTier) -> int:
         """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""
         with self._lock:

@@ -11,9 +11,11 @@ import pytest
 import hybridindex as hx
 from hybridindex.router import Router
 from hybridindex.router.devices.added_on_devices import AddedOnDevices
+from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.paged.copier import Copier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.coded import with_codes
 from tests.router.code_searches import differences
 from tests.stuck import Stuck
 
@@ -211,6 +213,15 @@ def test_what_finds_no_room_is_the_hosts(plain):
             same(router, alone)
 
 
+def test_codes_that_nobody_searches_keep_no_row_from_devices(tmp_path):
+    with_codes(small_index(tmp_path / "i")).close()
+    with hx.open(tmp_path / "i", write=True) as index:
+        plan = hand_made_plan(index.ivf, np.zeros(NLIST))
+        with Router(index.ivf, plan=plan, devices=["cpu"], precision="rows", scrub_bytes_per_s=0) as router:
+            index.add(clustered(50, seed=4))
+            assert settled(router, index) == 50
+
+
 def test_the_host_answers_for_a_device_that_fails(plain, monkeypatch):
     plain.add(clustered(400, seed=3))
     with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
@@ -229,6 +240,38 @@ def test_the_host_answers_for_a_device_that_fails(plain, monkeypatch):
             assert differences(router.search(queries, 10, 5), right) == 0
         assert router.stats().device_fallbacks == 1
         assert differences(router.search(queries, 10, 5), right) == 0
+
+
+def test_a_device_s_thread_and_the_engine_s_scan_them_with_scanners_of_their_own(plain, monkeypatch):
+    """Each makes one call at a time, and remembers the rows of the last one."""
+    plain.add(clustered(400, seed=3))
+    scan, busy = AddedScanner.scan, []
+
+    def noted(self, *given, **more):
+        assert self not in busy
+        busy.append(self)
+        if threading.current_thread().name == "hybridindex-device-0":
+            entered.set()
+            assert resume.wait(WAIT_S)
+        try:
+            return scan(self, *given, **more)
+        finally:
+            busy.remove(self)
+
+    entered, resume = threading.Event(), threading.Event()
+    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
+        assert settled(router, plain) == 400
+        queries = clustered(6)
+        right = alone.search(queries, 10, 5)
+        monkeypatch.setattr(NativePageScanner, "scan", lambda *_given, **_more: 1 / 0)
+        monkeypatch.setattr(AddedScanner, "scan", noted)
+        first = router.submit(queries, 10, 5)
+        try:
+            assert entered.wait(WAIT_S)
+            assert differences(router.submit(queries, 10, 5).result(WAIT_S), right) == 0
+        finally:
+            resume.set()
+        assert differences(first.result(WAIT_S), right) == 0
 
 
 def test_a_copy_that_fails_costs_no_answer(plain, monkeypatch):

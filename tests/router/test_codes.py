@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import time
 
 import hypothesis.strategies as st
@@ -154,12 +155,12 @@ def test_a_rerank_that_fails_fails_its_requests_and_not_the_router(index, monkey
 
 def test_time_and_candidates_are_counted(index):
     with opened(index) as router:
-        reports = []
-        router.on_batch.append(reports.append)
+        reports = queue.SimpleQueue()
+        router.on_batch.append(reports.put)
         router.search(QUERIES[:4], 10, 8)
-        stats = router.stats()
-        assert [stage.stage for stage in reports[0].stages] == ["coarse", "split", "host_scan", "merge", "rerank"]
-        assert (reports[0].k, reports[0].candidates) == (10, stats.candidates)
+        report, stats = reports.get(timeout=WAIT_S), router.stats()
+        assert [stage.stage for stage in report.stages] == ["coarse", "split", "host_scan", "merge", "rerank"]
+        assert (report.k, report.candidates) == (10, stats.candidates)
         assert 0 < stats.candidates <= 4 * TABLE.candidates_for(10, 8)
         assert stats.stages["rerank"].count == 1
         probes, _ = index.quantize(index.transform(QUERIES[:4]), 8)

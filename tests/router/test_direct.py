@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,22 +91,22 @@ def settled(router, batches):
 
 
 def test_whoever_has_to_be_told_is_told_of_a_batch(router, direct):
-    numbers = []
+    told = queue.SimpleQueue()
+
+    def number_of_a_batch():
+        router.on_batch.append(told.put)
+        try:
+            router.search(clustered(2))
+            return told.get(timeout=WAIT_S).number
+        finally:
+            router.on_batch.clear()
+
     router.search(clustered(1))
-    router.on_batch.append(lambda report: numbers.append(report.number))
-    try:
-        router.search(clustered(2))
-    finally:
-        router.on_batch.clear()
+    first = number_of_a_batch()
     router.search(clustered(3))
-    router.on_batch.append(lambda report: numbers.append(report.number))
-    try:
-        router.search(clustered(2))
-    finally:
-        router.on_batch.clear()
-    assert direct == [1, 3]
     # The calls between count, too.
-    assert numbers[1] - numbers[0] == 2
+    assert number_of_a_batch() - first == 2
+    assert direct == [1, 3]
 
 
 def test_a_deadline_and_a_device_need_a_batch(router, direct):
@@ -145,19 +146,22 @@ def test_a_callback_on_the_routers_thread_is_still_refused(router, direct):
 
 
 def test_a_callback_on_the_callers_thread_is_refused_too(router):
-    """The caller does the engine's work there, and would wait for it."""
-    refused = []
+    """The caller does the engine's work there, and would wait for it. The main thread does not."""
+    refused = queue.SimpleQueue()
+    with Router(router._served.index.rows, precision=router.config.precision, scrub_bytes_per_s=0) as fresh:
 
-    def listen(_report):
-        with pytest.raises(RouterError, match="would wait for itself"):
-            router.search(clustered(1))
-        refused.append(threading.current_thread())
+        def listen(_report):
+            with pytest.raises(RouterError, match="would wait for itself"):
+                fresh.search(clustered(1))
+            refused.put(threading.current_thread().name)
 
-    router.on_batch.append(listen)
-    router.search(clustered(1))
-    assert refused == [threading.current_thread()]
-    router.on_batch.remove(listen)
-    assert router.search(clustered(1)).ids.shape[0] == 1
+        fresh.on_batch.append(listen)
+        with ThreadPoolExecutor(1, thread_name_prefix="caller") as pool:
+            pool.submit(fresh.search, clustered(1)).result(WAIT_S)
+        fresh.search(clustered(1))
+        assert [refused.get(timeout=WAIT_S) for _ in range(2)] == ["caller_0", "hybridindex-engine"]
+        fresh.on_batch.clear()
+        assert fresh.search(clustered(1)).ids.shape[0] == 1
 
 
 def test_errors_reach_the_caller_and_the_next_call_works(router, direct, monkeypatch):

@@ -257,23 +257,6 @@ def test_a_batch_without_a_lease_fails_alone(index, monkeypatch):
         check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
 
 
-def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
-    monkeypatch.setattr(IVFIndex, "quantizes_itself", False)  # else no thread is adopted
-    with Router(index) as router:
-
-        def interrupted(*_args, **_kwargs):
-            raise KeyboardInterrupt
-
-        for what in ("scan_checked", "adopt_thread"):
-            with monkeypatch.context() as patch:
-                patch.setattr(router._served.host, what, interrupted)
-                for _ in range(3):  # more than there are slots
-                    with pytest.raises(KeyboardInterrupt):
-                        router.search(clustered(1))
-        check(index, clustered(2), 5, 4, router.search(clustered(2), 5, 4))
-        check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
-
-
 def test_what_was_cancelled_while_it_waited_is_not_searched(index, monkeypatch):
     entered, resume = held_quantizer(index, monkeypatch)
     with Router(index) as router:

@@ -10,6 +10,7 @@ from hybridindex.errors import DamagedListsError
 from hybridindex.router import Router
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, clustered, hand_made_plan, share_of_ids, small_index
+from tests.coded import with_codes
 from tests.router.code_searches import differences
 
 WAIT_S = 300
@@ -57,6 +58,17 @@ def test_few_rows_are_the_hosts(index):
         result = router.search(clustered(3), 5, 8, allow_ids=share_of_ids(0.005))
         assert (result.hit_rate == 0).all()
         assert router.stats().device_work_bytes == 0
+
+
+def test_codes_that_nobody_searches_keep_no_device_from_it(tmp_path):
+    with (
+        with_codes(small_index(tmp_path / "i")) as index,
+        placed(index, "device", precision="rows") as router,
+        Router(index, precision="rows") as alone,
+    ):
+        found = router.search(clustered(3), 5, 4, allow_ids=share_of_ids(0.5))
+        assert (found.hit_rate > 0).all()
+        assert differences(found, alone.search(clustered(3), 5, 4, allow_ids=share_of_ids(0.5))) == 0
 
 
 def waiting(router, calls):
@@ -183,3 +195,16 @@ def test_a_deadline_counts_what_the_host_compares(index):
             router._served.engine._filtered._pace.observe(1000, 3600.0)
         hasty = router.search(queries, 5, 16, allow_ids=allowed, deadline_ms=50, min_nprobe=3)
         assert (hasty.nprobe_used == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["codes", "shards"])
+def test_a_deadline_counts_what_devices_hold_and_do_not_filter(tmp_path, kind):
+    made = small_index(tmp_path / "i", codec="flat" if kind == "codes" else "faiss:PQ6x6np")
+    with with_codes(made) if kind == "codes" else made as opened:
+        index = opened.by_codes() if kind == "codes" else opened
+        with placed(index, "device") as router:
+            assert (router.residency.list_device >= 0).all()
+            for _ in range(60):
+                router._served.engine._filtered._pace.observe(1000, 3600.0)
+            hasty = router.search(clustered(3), 5, 16, allow_ids=share_of_ids(0.5), deadline_ms=50, min_nprobe=3)
+            assert (hasty.nprobe_used == 3).all()

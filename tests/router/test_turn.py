@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 
+import numpy as np
 import pytest
 
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.router import Router
+from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT
 from hybridindex.router.turn import Turn
-from tests.clustered import clustered, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 from tests.stuck import WAIT_S, ended
 
@@ -43,14 +46,23 @@ def interrupted_at(number, call):
     return left < 0
 
 
-def test_an_interrupt_at_any_call_of_a_search_leaves_the_router_as_it_was(index):
+@pytest.mark.parametrize("where", ["host", "device", "host, by faiss", "host, with a listener"])
+def test_an_interrupt_at_any_call_of_a_search_leaves_the_router_as_it_was(index, where, monkeypatch):
     queries, number = clustered(3), 0
-    router = Router(index)
+    placed = {"plan": hand_made_plan(index, np.tile([0, -1], NLIST // 2)), "devices": ["cpu"]}
+    if "faiss" in where:
+        monkeypatch.setattr(IVFIndex, "quantizes_itself", False)  # else no thread is adopted
+    router = Router(index, **(placed if where == "device" else {}))
+    if "listener" in where:
+        router.on_batch.append(lambda report: None)
+    engine, residency = router._served.engine, router._served.residency
     router.search(queries)
     while interrupted_at(number, lambda: router.search(queries)):
         # The engine's thread, and whoever comes next.
         check(index, queries, 10, 8, router.submit(queries).result(WAIT_S))
         check(index, queries, 10, 8, router.search(queries))
+        engine.wait_idle(WAIT_S)
+        assert (engine._slots.qsize(), residency.n_leases) == (MAX_BATCHES_IN_FLIGHT, 0), f"at call {number}"
         number += 1
     assert number > 50
     ended(router.close)

@@ -354,7 +354,7 @@ class DeviceTier(Tier):
     def takes_added(self) -> bool:
         """Whether added rows can lie in its pages as they came: not where pages hold codes, or rows in another form."""
         index, geometry = self._index, self.geometry
-        if self._codec is None or index.rabitq is not None:
+        if self._codec is None or index.rows is not index:
             return False
         return geometry.group_rows == 1 and geometry.code_size == index.code_size
 

@@ -126,6 +126,7 @@ def test_a_listener_that_raises_stops_nobody(index, error):
             check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4, on_batch=fail).result(WAIT_S))
             told.wait()
         check(index, clustered(2), 5, 4, router.search(clustered(2), 5, 4))
+        told.wait()
         assert router.stats().listener_errors == 7
 
 

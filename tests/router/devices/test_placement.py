@@ -12,9 +12,12 @@ import pytest
 from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.router import Router
 from hybridindex.tiers.contract.tier import LoadReport
+from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import NLIST, clustered, hand_made_plan, page_bytes_of, small_index
 from tests.router.lookahead.test_session_cache import arena_of
+from tests.router.slow_copies import until
+from tests.stuck import Stuck
 
 PLANNED, PROMISED = 6, 6
 
@@ -118,6 +121,59 @@ def test_a_change_that_fails_half_way_leaves_the_lists_of_the_plan_before(index,
         router._served.placement.complete()
         assert router.residency.resident_lists().tolist() == before
         router.check_invariants()
+
+
+def test_a_change_whose_wait_is_interrupted_holds_nothing_up(index, monkeypatch):
+    class Interrupted:
+        def __enter__(self):
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_):
+            raise AssertionError("it was never entered")
+
+    with router_on(index) as router:
+        session, absent = fill(router)
+        router.apply_plan(plan_of(index, absent[:PLANNED]))
+        with monkeypatch.context() as patch:
+            patch.setattr(router._served.placement, "_lock", Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                router.apply_plan(plan_of(index, []))
+        session.close()
+        router._served.placement.complete()
+        assert router.stats().unplaced_lists == 0
+
+
+def test_a_change_that_is_interrupted_brings_no_more_and_what_it_brought_leaves(index, monkeypatch):
+    with router_on(index) as router:
+        placement, before = router._served.placement, router.residency.resident_lists()
+        others = np.setdiff1d(np.flatnonzero(index.list_sizes), before)[: PLANNED + PROMISED]
+
+        def interrupted(load):
+            monkeypatch.undo()
+            load.result(300)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(placement, "_wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            router.apply_plan(plan_of(index, others))
+        assert placement._loads[0].result(0).loaded
+        until(lambda: placement.complete() or router.stats().unplaced_lists == 0)
+        assert router.residency.resident_lists().tolist() == before.tolist()
+        router.check_invariants()
+        # What comes after the interrupt is skipped.
+        with Stuck(PageArena, "write") as write:
+
+            def waiting(load):
+                monkeypatch.undo()
+                assert write.begun.wait(300)
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(placement, "_wait_for", waiting)
+            with pytest.raises(KeyboardInterrupt):
+                router.apply_plan(plan_of(index, others))
+        assert placement._loads[0].result(300).skipped
+        until(lambda: placement.complete() or router.stats().unplaced_lists == 0)
+        assert router.residency.resident_lists().tolist() == before.tolist()
 
 
 @pytest.mark.parametrize("ending", ["apply_plan", "close"])

@@ -217,6 +217,7 @@ def test_rows_that_are_dropped_while_they_are_compared_are_asked_for_again(index
             time.sleep(0.05)
         for future in going:
             future.result()
+        search()  # those may have ended before a list was dropped
         assert nodes[1].comparisons > 0
 
 
