@@ -305,7 +305,7 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
         raise InvalidInputError(f"{what}: {path} does not exist; expected a .npy file") from None
     except errors.FileError as error:
         raise InvalidInputError(f"{what}: {error}") from error
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # numpy parses the header as Python, and raises what the parser does
         from hybridindex.index.inputs.matrices import why_no_npy
 
         why = why_no_npy(path, error)

@@ -42,8 +42,12 @@ def test_a_text_in_place_of_vectors_is_not_called_a_pickle(cli, index_path, tmp_
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "No data left in file"), (b"\x93NUMPY\x01\x00v\x00{'descr'", "EOF: reading array header")],
-    ids=["empty", "cut off"],
+    [
+        (b"", "No data left in file"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr'", "EOF: reading array header"),
+        (b"\x93NUMPY\x01\x00\x88\x13{'shape':" + b"-" * 4989 + b"1}\n", ""),
+    ],
+    ids=["empty", "cut off", "deep"],
 )
 def test_a_damaged_file_of_queries_keeps_the_reason(cli, index_path, tmp_path, content, said):
     (tmp_path / "q.npy").write_bytes(content)
