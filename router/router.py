@@ -693,8 +693,6 @@ class Router(OfOneProcess):
 
         What a device does not end is waited for so long as ``HealthPolicy.stuck_s`` says, in a scan and again in a move
         of lists. Then the host has answered; the device's thread is left behind, with its memory, and named in the log.
-
-        A router that is dropped without it is closed by a thread, with a ResourceWarning.
         """
         self._refuse_own_threads("close")
         self.settle()

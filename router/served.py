@@ -4,11 +4,9 @@ which order they begin and end. The router shows them to users; another generati
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -222,18 +220,6 @@ class Served:
         with ExitStack() as ends:
             for close in reversed(in_order):
                 ends.callback(close)
-
-    def __del__(self) -> None:
-        """Of a router that nobody closed: says so and closes, or its threads would go on for ever.
-
-        On a thread of its own, as this one may be one of those; and no daemon: the interpreter waits for it.
-        """
-        if not hasattr(self, "recovery") or self.searcher.closed:
-            return
-        if not sys.is_finalizing():
-            with suppress(RuntimeError):  # no thread can be started
-                threading.Thread(target=self.close, daemon=False).start()
-        warnings.warn(f"a router of {self.index.path} was not closed", ResourceWarning, source=self, stacklevel=1)
 
 
 def on_served(current: Callable[[], Served], call: Callable[[Served], _T]) -> _T:

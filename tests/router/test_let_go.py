@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
-import warnings
 from weakref import ref
 
-import numpy as np
 import pytest
 
 import hybridindex as hx
@@ -17,10 +14,7 @@ from hybridindex.index.opening import open_index
 from hybridindex.index.share.share import create_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.router import Router
-from tests.clustered import NLIST, clustered, hand_made_plan, small_index
-from tests.router.slow_copies import until
-from tests.router.test_router import check
-from tests.stuck import WAIT_S
+from tests.clustered import clustered, small_index
 
 
 @pytest.fixture(scope="module")
@@ -52,33 +46,6 @@ def test_an_index_that_was_closed(path, no_collection):
     del index, router
     assert [each() for each in kept] == [None] * 3
     assert not mapped(path)
-
-
-@pytest.mark.parametrize("devices", [(), ("cpu",)], ids=["host", "device"])
-def test_a_router_that_nobody_closed_says_so_and_ends(path, devices):
-    with open_index(path) as index:
-        plan = hand_made_plan(index, np.zeros(NLIST)) if devices else None
-        # What the first one imports may keep frames, and what they know, until a collection.
-        Router(index, plan=plan, devices=devices).close()
-        before = set(threading.enumerate())
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            router = Router(index, plan=plan, devices=devices)
-            session = router.session()
-            session.lookahead(clustered(2)).result(WAIT_S)
-            session.search(clustered(2))
-            answer = router.submit(clustered(3), 5, 8)
-            began = set(threading.enumerate()) - before
-            del router, session
-            check(index, clustered(3), 5, 8, answer.result(WAIT_S))
-            until(lambda: gc.collect() >= 0 and len(warned))
-        [warning] = warned
-        assert issubclass(warning.category, ResourceWarning)
-        assert f"{path} was not closed" in str(warning.message)
-        for thread in began:
-            thread.join(WAIT_S)
-        assert began
-        assert not any(thread.is_alive() for thread in began)
 
 
 async def is_refused(searching):
