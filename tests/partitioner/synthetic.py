@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.types import AccessSample, HardwareInfo, Profile, Stage, StageSample
 
@@ -190,3 +194,9 @@ def profile_of(view: IVFIndex) -> Profile:
         list_bytes=np.asarray(view.list_bytes),
         scanner="native" if view.rows is view else "rabitq",
     )
+
+
+def plan_for(analysis: Analysis, **arguments: Any) -> Plan:
+    """A plan of 64 MiB and 2 ms, unless ``arguments`` of a request say otherwise."""
+    asked: dict[str, Any] = {"slo_ms": 2.0, "device_budget_bytes": 64 << 20, **arguments}
+    return make_plan(analysis.profile, PlanRequest.resolve(**asked), analysis=analysis)

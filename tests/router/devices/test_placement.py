@@ -148,32 +148,31 @@ def test_a_change_that_is_interrupted_brings_no_more_and_what_it_brought_leaves(
         placement, before = router._served.placement, router.residency.resident_lists()
         others = np.setdiff1d(np.flatnonzero(index.list_sizes), before)[: PLANNED + PROMISED]
 
-        def interrupted(load):
-            monkeypatch.undo()
-            load.result(300)
-            raise KeyboardInterrupt
+        def interrupt_at(moment):
+            """A change of plan; what was loading then."""
 
-        monkeypatch.setattr(placement, "_wait_for", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            router.apply_plan(plan_of(index, others))
-        assert placement._loads[0].result(0).loaded
-        until(lambda: placement.complete() or router.stats().unplaced_lists == 0)
-        assert router.residency.resident_lists().tolist() == before.tolist()
-        router.check_invariants()
-        # What comes after the interrupt is skipped.
-        with Stuck(PageArena, "write") as write:
-
-            def waiting(load):
+            def wait_for(load):
                 monkeypatch.undo()
-                assert write.begun.wait(300)
+                moment(load)
                 raise KeyboardInterrupt
 
-            monkeypatch.setattr(placement, "_wait_for", waiting)
+            monkeypatch.setattr(placement, "_wait_for", wait_for)
             with pytest.raises(KeyboardInterrupt):
                 router.apply_plan(plan_of(index, others))
-        assert placement._loads[0].result(300).skipped
-        until(lambda: placement.complete() or router.stats().unplaced_lists == 0)
-        assert router.residency.resident_lists().tolist() == before.tolist()
+            return placement._loads[0]
+
+        def is_as_before():
+            until(lambda: placement.complete() or router.stats().unplaced_lists == 0)
+            assert router.residency.resident_lists().tolist() == before.tolist()
+            router.check_invariants()
+
+        assert interrupt_at(lambda load: load.result(300)).result(0).loaded
+        is_as_before()
+        # What comes after the interrupt is skipped.
+        with Stuck(PageArena, "write") as write:
+            load = interrupt_at(lambda _: write.begun.wait(300))
+        assert load.result(300).skipped
+        is_as_before()
 
 
 @pytest.mark.parametrize("ending", ["apply_plan", "close"])
