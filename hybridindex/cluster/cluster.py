@@ -330,7 +330,8 @@ class Cluster:
 
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
         keys = make_keys(self._folder)
-        hand_out(self.path, self._folder)
+        if not nodes.chooses_store:
+            hand_out(self.path, self._folder)
         generation = read_manifest(self.path).generation
         specs = [self._spec(f"node-{i}", keys, nodes, place, generation) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
@@ -465,7 +466,7 @@ class Cluster:
                 "each list is on one node: searches that need it would fail while that one starts again; expected two "
                 "replicas, or force=True (--force) where that may be"
             )
-        if node is None:  # all have the same one
+        if node is None and not self._read_options().chooses_store:  # all nodes take the same plan
             hand_out(self.path, self._folder)
         for number, name in enumerate(chosen, 1):
             self._wait_until_whole(f"before {name} is started again")
@@ -516,9 +517,9 @@ class Cluster:
         try:
             return self._change(manager, manager.repartition.remote(anew=False), progress)
         except HybridIndexError as error:
-            # It has its place: whoever adds the next one now has two.
-            error.args = (f"{error}; {spec.name} was started, and takes lists with the next hybridindex cluster "
-                          f"repartition {self.path}",)  # fmt: skip
+            # The node has its place: another add-node would start a second one.
+            cure = f"{spec.name} was started, and takes lists with: hybridindex cluster repartition {self.path}"
+            error.args = (f"{error}; {cure}",)
             raise
 
     def _places_of(self, nodes: Sequence[dict[str, Any]]) -> list[str]:

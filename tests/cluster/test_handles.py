@@ -214,7 +214,7 @@ def test_a_node_that_was_started_and_got_no_lists_is_named(tmp_path, monkeypatch
         Cluster, "_start_nodes", lambda *_: [NodeEntry(name="node-1", url="http://h:2", memory_bytes=1)]
     )
     monkeypatch.setattr(Cluster, "_change", refuse)
-    with pytest.raises(BuildError, match=r"goes on; node-1 was started, and takes lists with .* repartition"):
+    with pytest.raises(BuildError, match=r"goes on; node-1 was started, and takes lists with: .* repartition"):
         cluster.add_node()
 
 
