@@ -106,7 +106,7 @@ class Engine:
         self._added = AddedScanner(index, host)
         self._filtered = FilteredSearches(parts, filters, self._added, one_of_several=remote is not None)
         early = config.early_dispatch
-        self._host_parts = HostParts(parts, self._filtered, wait_for_loads, early_dispatch=early)
+        self._host_parts = HostParts(parts, self._added, self._filtered, wait_for_loads, early_dispatch=early)
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
         self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)

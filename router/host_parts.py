@@ -46,14 +46,15 @@ class HostParts:
     def __init__(
         self,
         parts: RouterParts,
+        added: AddedScanner,
         filtered: FilteredSearches,
         wait_for_loads: WaitForLoads,
         *,
         early_dispatch: bool,
     ) -> None:
-        self._index, self._host, self._pace = parts.index, parts.host, parts.host_pace
+        self._host, self._pace = parts.host, parts.host_pace
         self._scans_codes = isinstance(parts.host, HostRabitqScanner)
-        self._filtered, self._wait_for_loads = filtered, wait_for_loads
+        self._added, self._filtered, self._wait_for_loads = added, filtered, wait_for_loads
         self._early_dispatch = early_dispatch
 
     def scan(self, begun: Sequence[Begun]) -> None:
@@ -113,9 +114,7 @@ class HostParts:
                 )
             batch.clock.note(HOST_SCAN, started)
             if not early:
-                # A scanner of its own: on a device's thread, and the engine's makes one call at a time.
-                added = find_instead(AddedScanner(self._index, self._host), batch, part)
-                batch.complete_part(part, *result, added)
+                batch.complete_part(part, *result, find_instead(self._added, batch, part))
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)

@@ -242,36 +242,30 @@ def test_the_host_answers_for_a_device_that_fails(plain, monkeypatch):
         assert differences(router.search(queries, 10, 5), right) == 0
 
 
-def test_a_device_s_thread_and_the_engine_s_scan_them_with_scanners_of_their_own(plain, monkeypatch):
-    """Each makes one call at a time, and remembers the rows of the last one."""
-    plain.add(clustered(400, seed=3))
-    scan, busy = AddedScanner.scan, []
+def test_each_call_scans_its_own_rows_whoever_scans_meanwhile(plain):
+    """As the engine's thread and a device's do, where rows come between."""
+    queries, probes, moments = clustered(6), np.tile(np.arange(NLIST), (6, 1)), []
+    for seed in (3, 4):
+        plain.add(clustered(200, seed=seed))
+        moments.append(plain.ivf.live.current().added)
+    with Router(plain.ivf) as router:
+        host = router._served.host
+        right = [AddedScanner(plain.ivf, host).scan(added, queries, probes, 50) for added in moments]
+        assert differences_of(*right) > 0
+        scanner = AddedScanner(plain.ivf, host)
 
-    def noted(self, *given, **more):
-        assert self not in busy
-        busy.append(self)
-        if threading.current_thread().name == "hybridindex-device-0":
-            entered.set()
-            assert resume.wait(WAIT_S)
-        try:
-            return scan(self, *given, **more)
-        finally:
-            busy.remove(self)
+        class Meanwhile:
+            """In the place of what was scanned last: memory that is let go lets other threads run."""
 
-    entered, resume = threading.Event(), threading.Event()
-    with placed(plain, np.zeros(NLIST)) as router, Router(plain.ivf) as alone:
-        assert settled(router, plain) == 400
-        queries = clustered(6)
-        right = alone.search(queries, 10, 5)
-        monkeypatch.setattr(NativePageScanner, "scan", lambda *_given, **_more: 1 / 0)
-        monkeypatch.setattr(AddedScanner, "scan", noted)
-        first = router.submit(queries, 10, 5)
-        try:
-            assert entered.wait(WAIT_S)
-            assert differences(router.submit(queries, 10, 5).result(WAIT_S), right) == 0
-        finally:
-            resume.set()
-        assert differences(first.result(WAIT_S), right) == 0
+            def __del__(self):
+                scanner.scan(moments[1], queries, probes, 50)
+
+        scanner._last = Meanwhile(), None
+        assert differences_of(scanner.scan(moments[0], queries, probes, 50), right[0]) == 0
+
+
+def differences_of(found, right):
+    return int((found[1] != right[1]).sum())
 
 
 def test_a_copy_that_fails_costs_no_answer(plain, monkeypatch):

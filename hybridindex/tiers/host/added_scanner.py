@@ -20,14 +20,14 @@ __all__ = ["AddedScanner"]
 
 
 class AddedScanner:
-    """Of one router. One call at a time."""
+    """Of one router. Thread-safe."""
 
     def __init__(self, index: IVFIndex, host: HostScanner) -> None:
         """``host``: lends its threads."""
         self._index, self._host = index.rows, host
         #: The extension's threads; None: the host scans with faiss.
         self._pool: Any = host.pool
-        #: What was scanned last, and with what.
+        #: What was scanned last, and with what; read and replaced as one value.
         self._last: tuple[AddedLists, HostNativeScanner | HostDecodedScanner] | None = None
 
     def scan(
@@ -48,7 +48,8 @@ class AddedScanner:
         return self._of(added).scan_checked(queries, probes, coarse, k, filter_ids=filter_ids)
 
     def _of(self, added: AddedLists) -> HostNativeScanner | HostDecodedScanner:
-        if self._last is None or self._last[0] is not added:
+        last = self._last
+        if last is None or last[0] is not added:
             scanner: HostNativeScanner | HostDecodedScanner
             if native is None:
                 scanner = HostDecodedScanner(self._index, threads=self._host.threads, added=added)
@@ -56,5 +57,5 @@ class AddedScanner:
                 if self._pool is None:
                     self._pool = native.ThreadPool(self._host.threads - 1)
                 scanner = HostNativeScanner(self._index, threads=self._host.threads, pool=self._pool, added=added)
-            self._last = added, scanner
-        return self._last[1]
+            last = self._last = added, scanner
+        return last[1]
