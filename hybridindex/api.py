@@ -403,14 +403,14 @@ class Index:
         if router.host_scanner != measured:
             same = plan is not None and plan.index_fingerprint == router.index_fingerprint
             _log.warning(
-                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; %s",
+                "the plan's profile timed the host scanner %s, but %s serves: its predictions will be off; %s",
                 measured,
                 router.host_scanner,
                 "profile again" if same else "without devices a plan of the other precision gives nprobe alone",
             )
         if plan is not None and (plan.request.row_cache_bytes is None) == (router.config.rows == "mapped"):
             _log.warning(
-                "the plan is for rows %s, and rows is %r: what it predicts will be off; plan again %s --row-cache",
+                "the plan is for rows %s, but rows is %r: its predictions will be off; plan again %s --row-cache",
                 "in memory" if plan.request.row_cache_bytes is None else "on disk",
                 router.config.rows,
                 "with" if plan.request.row_cache_bytes is None else "without",

@@ -553,7 +553,7 @@ def check_ids(name: str, value: Any) -> I64:
     try:
         ids = np.asarray(list(value) if isinstance(value, Set) else value)
     except ValueError as error:
-        raise InvalidInputError(f"{name} is no list of integers: {error}") from None
+        raise InvalidInputError(f"{name} is not a list of integers: {error}") from None
     if ids.shape == (0,):
         return np.empty(0, dtype=np.int64)
     if ids.dtype.kind not in "iu" or ids.ndim != 1:

@@ -5,6 +5,7 @@ Exit statuses are in :class:`hybridindex.cli.console.ExitCode`. Every command ta
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -129,10 +130,21 @@ def make_app(word: str | None = None) -> typer.Typer:
     meant = [name for name, commands in _COMMANDS.items() if word in commands]
     for name in meant or _COMMANDS:
         import_module(f"hybridindex.cli.commands.{name}").register(app)
+    _unwrap_help(app)
     every: list[Any] = [*app.registered_commands, *app.registered_groups]
     for registered in every:
         registered.rich_help_panel = _PANEL_OF.get(command_name(registered))
     return app
+
+
+def _unwrap_help(app: typer.Typer) -> None:
+    """Makes each paragraph of a command's docstring one line: Typer keeps the line breaks of all but the first."""
+    for command in app.registered_commands:
+        paragraphs = inspect.cleandoc(command.callback.__doc__ or "" if command.callback else "").split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap_help(group.typer_instance)
 
 
 def run() -> None:

@@ -252,7 +252,7 @@ def open_target(
     else:
         found = daemon
         if not daemon.urls:
-            raise UnreachableError(f"the daemon with pid {daemon.pid} has no address yet; try again when it listens")
+            raise UnreachableError(f"the daemon with pid {daemon.pid} does not listen yet; try again later")
         client = Client(daemon.urls[0], key=key, index=daemon.index, timeout_s=_TIMEOUT_S)
     try:
         status = client.status()

@@ -98,7 +98,7 @@ async def async_answer_within(transport: Any, request: Any, timeout_s: float) ->
     except RuntimeError as error:  # asyncio's, of a connection of another loop
         raise ServiceError(
             f"the connections cannot be used ({error}); an AsyncClient belongs to the event loop that used it first: "
-            "make one for each"
+            "create one for each"
         ) from error
     return answer, body
 

@@ -161,9 +161,9 @@ def object_of(body: bytes) -> dict[str, Any]:
     try:
         said = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ServiceError(f"the daemon's answer is no JSON ({error})") from error
+        raise ServiceError(f"the daemon's answer is not JSON ({error})") from error
     if not isinstance(said, dict):
-        raise ServiceError(f"the daemon's answer is no JSON object but a {type(said).__name__}")
+        raise ServiceError(f"the daemon's answer is not a JSON object but a {type(said).__name__}")
     return said
 
 
@@ -173,7 +173,7 @@ def _field_of(answer: Mapping[str, Any], names: tuple[str, ...], read: Callable[
     value: Any = answer
     for name in names:
         if not isinstance(value, Mapping) or name not in value:
-            raise ServiceError(f"the daemon's answer lacks {'.'.join(names)}; is it a daemon that answers there?")
+            raise ServiceError(f"the daemon's answer lacks {'.'.join(names)}; is there a daemon at that address?")
         value = value[name]
     try:
         return read(value)
@@ -314,7 +314,7 @@ def rows_call(
     try:
         said = json.dumps(more, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"attributes hold what JSON cannot ({error})") from None
+        raise InvalidInputError(f"attributes hold values that JSON cannot represent ({error})") from None
     return Call(
         method="POST",
         path="/v1/vectors",
@@ -356,7 +356,7 @@ def add_documents_call(
     try:
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"documents hold what JSON cannot ({error})") from None
+        raise InvalidInputError(f"documents hold values that JSON cannot represent ({error})") from None
     asked = Call(method="POST", path="/v1/documents", read=_documents_of, is_change=True)
     asked = _with_json(asked, {"documents": given, "words": words})
     return replace(asked, headers={**asked.headers, "idempotency-key": _key_of(key)})
@@ -450,7 +450,7 @@ def _in_json(call: Call[T], rows: F32, long: Mapping[str, Any]) -> Call[T]:
     try:
         body = json.dumps({"queries": rows.tolist(), **given, **long}, allow_nan=False, default=_plain)
     except (TypeError, ValueError):
-        raise InvalidInputError("queries or options hold NaN, infinity, or what is no number") from None
+        raise InvalidInputError("queries or options hold NaN, infinity, or something that is not a number") from None
     headers = {**call.headers, "content-type": "application/json"}
     return replace(call, params={}, content=body.encode(), headers=headers)
 

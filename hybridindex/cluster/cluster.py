@@ -287,7 +287,9 @@ def _attach(state: Path, address: str) -> Any:
     found = read_local(state) if address == "auto" else None
     if found is not None:
         if not found.runs():
-            raise ServiceError("the cluster that was started here has ended; start it again, or stop what it left")
+            raise ServiceError(
+                "the cluster that was started here has ended; start it again, or stop what remains of it"
+            )
         found.admit()
     return attach(address if found is None else found.address)
 
@@ -463,8 +465,8 @@ class Cluster:
             raise InvalidInputError(f"node is {node!r}; expected one of {', '.join(names)}")
         if not force and (status["replicas"] < 2 or len(names) < 2):
             raise InvalidInputError(
-                "each list is on one node: searches that need it would fail while that one starts again; expected two "
-                "replicas, or force=True (--force) where that may be"
+                "each list is on one node only, and searches fail while that node restarts; expected two replicas, or "
+                "force=True (--force) to accept that"
             )
         if node is None and not self._read_options().chooses_store:  # all nodes take the same plan
             hand_out(self.path, self._folder)
@@ -499,7 +501,7 @@ class Cluster:
         status = self._call(manager.status.remote(), 30.0)
         known = status["nodes"]
         if len(known) >= MAX_NODES:
-            raise InvalidInputError(f"the cluster has {len(known)} nodes, as many as it may; drain one first")
+            raise InvalidInputError(f"the cluster has {len(known)} nodes, the maximum; drain one first")
         number = 1 + max(int(node["name"].rpartition("-")[2]) for node in known)
         keys = read_keys(self._folder)
         if keys is None:
@@ -547,7 +549,9 @@ class Cluster:
 
     def _manager(self) -> Any:
         if self._ray is None:
-            raise ServiceError("the cluster was found by a node's address; expected Ray's, to change it")
+            raise ServiceError(
+                "this handle was made from a node's address; changes of the cluster require the address of its Ray"
+            )
         return manager_of(self._ray, self.name)
 
     def _change(self, manager: Any, under_way: Any, progress: OnProgress | None) -> dict[str, Any]:
@@ -573,7 +577,7 @@ class Cluster:
         except ray.exceptions.GetTimeoutError:
             raise UnreachableError(f"an actor of the cluster did not answer for {timeout_s:g} s") from None
         except ray.exceptions.ActorUnavailableError:
-            raise UnreachableError("Ray is starting an actor of the cluster again; ask again in some seconds") from None
+            raise UnreachableError("Ray is restarting an actor of the cluster; try again in a few seconds") from None
         except ray.exceptions.RayActorError as error:
             words = str(error).strip().splitlines()
             found = next((line for line in reversed(words) if "Error: " in line), words[0])

@@ -370,7 +370,7 @@ class Manager:
         """Raises BuildError: another change goes on."""
         # Telling nodes who is up takes a moment; other changes take longer.
         if not self._changing.acquire(timeout=_MOMENT_S):
-            raise BuildError("another change of the cluster goes on; ask again when it has ended")
+            raise BuildError("another change of the cluster is under way; try again when it has ended")
         try:
             yield
         finally:
@@ -388,7 +388,7 @@ class Manager:
         if map_ is not None and access.of.generation == map_.generation and access.of != map_.of:
             raise InvalidInputError(
                 f"generation {map_.generation} of {self._state.index} is {access.of.fingerprint}, and the cluster "
-                f"serves {map_.fingerprint}; stop the cluster and start it anew"
+                f"serves {map_.fingerprint}; stop the cluster and start it again"
             )
         self._wait_for_nodes(map_, access)
         known = self._holders_in(access)
@@ -411,9 +411,8 @@ class Manager:
         if self.access.of != map_.of or now.lineage != self.access.manifest.lineage:
             why = "was built anew" if self.access.of == map_.of else f"has no generation {map_.generation} any more"
             raise InvalidInputError(
-                f"the index {why}: nodes serve generation {map_.generation} as before, and take no changes of rows, "
-                f"until they are told to serve generation {now.generation}: hybridindex cluster repartition "
-                f"{self._state.index}"
+                f"the index {why}: nodes still serve generation {map_.generation} and refuse changes of rows; to make "
+                f"them serve generation {now.generation}, run: hybridindex cluster repartition {self._state.index}"
             )
         done = self.repartition(anew=False)
         _log.info("nodes serve generation %d of the index", done["generation"])
@@ -448,7 +447,7 @@ class Manager:
                 raise BuildError("the nodes went on to another generation meanwhile")
             done = self._move(access._replace(work=drift.work, probes=probes, profile_id=None))
         self._n_refreshes += 1
-        _log.info("lists were moved for what is asked lately: %s", self._drift)
+        _log.info("lists were moved to follow recent queries: %s", self._drift)
         return done
 
     def _change(self, map_: ClusterMap | None, access: Access, holders: U64, progress: Progress | None) -> int:
@@ -527,7 +526,7 @@ class Manager:
             if not known[name].up:
                 raise UnreachableError(f"{name} is down; start it, or drain it first")
             if access.of != map_.of and known[name].version != map_.version:
-                raise UnreachableError(f"{name} has not got the newest map yet; try again")
+                raise UnreachableError(f"{name} has not received the newest map yet; try again")
         ends = time.monotonic() + _START_S
         while True:
             waiting = [name for name in taking if name not in known and not self._nodes[name].answers]

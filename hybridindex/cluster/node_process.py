@@ -296,7 +296,7 @@ class NodeProcess:
                 if not isinstance(error.__cause__, TimeoutError):
                     heard_s = time.monotonic()  # whatever it says
                 elif time.monotonic() - heard_s > HUNG_AFTER_S and not self._ending.is_set():
-                    _log.warning("the daemon of node %s answers nothing; it is killed", self._spec.name)
+                    _log.warning("the daemon of node %s does not answer; it is killed", self._spec.name)
                     process.kill()
             else:
                 heard_s = time.monotonic()

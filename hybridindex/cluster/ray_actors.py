@@ -99,8 +99,8 @@ def attach(address: str) -> Any:
     except ConnectionError as error:
         if "AuthToken" in f"{error} {error.__cause__}":
             raise ServiceError(
-                f"Ray at {address} asks for a token, and this process has none, or another one; expected RAY_AUTH_MODE="
-                "token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, as its nodes have them"
+                f"Ray at {address} requires a token, which this process lacks, or its token differs; expected "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH with the values of Ray's nodes"
             ) from error
         raise UnreachableError(
             f"no Ray cluster answers at {address}: start one with ray start --head, or "
@@ -108,7 +108,7 @@ def attach(address: str) -> Any:
         ) from error
     except Exception as error:
         # Ray has no class of its own for another version or a wrong token.
-        raise ServiceError(f"Ray at {address} does not let us in: {str(error).strip().splitlines()[0]}") from error
+        raise ServiceError(f"Ray at {address} refuses the connection: {str(error).strip().splitlines()[0]}") from error
     return ray
 
 
@@ -219,7 +219,7 @@ def until_made(make: Callable[[], Manager]) -> Manager:
         try:
             return make()
         except (HybridIndexError, OSError) as error:
-            _log.warning("the manager cannot go on yet: %s", error)
+            _log.warning("the manager cannot continue yet: %s", error)
         time.sleep(_AGAIN_S)
 
 

@@ -63,8 +63,8 @@ def refuse_copy(folder: Path, index: str | Path) -> None:
 def _refuse_other(state: ClusterState, folder: Path, index: str | Path) -> None:
     if os.path.realpath(state.index) != os.path.realpath(index):
         raise InvalidInputError(
-            f"{folder} is of the cluster of {state.index}; name that index, or, where this is a copy of it, remove the "
-            "folder"
+            f"{folder} belongs to the cluster of {state.index}; name that index, or remove the folder if this index is "
+            "a copy"
         )
 
 
@@ -78,7 +78,7 @@ def nodes_of(url: str, key: str | None, tls: ssl.SSLContext | None) -> tuple[dic
     try:
         return {node["name"]: node["url"] for node in said["nodes"]}, int(said["dim"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ServiceError(f"{url} names no nodes; is it a node of a cluster that answers there?") from error
+        raise ServiceError(f"{url} names no nodes; is there a node of a cluster at that address?") from error
 
 
 def client_of(
@@ -102,7 +102,8 @@ def client_of(
     file = folder / STATE_FILE
     if filesystem.stat(file).st_uid not in (0, os.getuid()) or filesystem.others_may_write(file):
         raise InvalidInputError(
-            f"{file} belongs to another user, or others may write it; it says whom keys are shown to"
+            f"{file} belongs to another user, or others may write it; expected a file that only this user "
+            "writes, because it names the nodes that receive keys"
         )
     _refuse_other(state, folder, index)
     ca = kept_ca(folder)
@@ -118,7 +119,7 @@ def client_of(
                 pass
         return Client(node.url, key=shown, timeout_s=timeout_s, verify=verify)
     raise UnreachableError(
-        f"a cluster of {index} was started, and none of its nodes answers; stop it first (hybridindex cluster stop "
+        f"a cluster of {index} was started, but none of its nodes answers; stop it first (hybridindex cluster stop "
         f"{index})"
     )
 

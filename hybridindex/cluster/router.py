@@ -464,7 +464,7 @@ class ClusterRouter(OfOneProcess):
         try:
             asked = np.atleast_2d(np.ascontiguousarray(queries, dtype=np.float32))
         except (TypeError, ValueError) as error:
-            raise InvalidInputError(f"queries are no array of numbers: {error}") from None
+            raise InvalidInputError(f"queries are not an array of numbers: {error}") from None
         if asked.ndim != 2 or asked.shape[1] != self.dim or not 1 <= len(asked) <= MAX_BATCH_QUERIES:
             raise InvalidInputError(f"queries have shape {asked.shape}; expected ({self.dim},) or (n, {self.dim})")
         return asked

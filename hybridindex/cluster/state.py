@@ -135,7 +135,7 @@ def read_state(folder: Path) -> ClusterState | None:
     except FileError as error:
         raise cannot_read(error, "the cluster's state", file) from error
     except ValueError as error:
-        raise CorruptIndexError(f"{file} is no state of a cluster: {error}") from error
+        raise CorruptIndexError(f"{file} is not the state of a cluster: {error}") from error
     try:
         if data["format"] != _FORMAT:
             raise CorruptIndexError(f"{file} has format {data['format']!r}; expected {_FORMAT}")
@@ -147,4 +147,4 @@ def read_state(folder: Path) -> ClusterState | None:
             map=None if data["map"] is None else ClusterMap.from_json(json.dumps(data["map"])),
         )
     except (KeyError, TypeError, InvalidInputError) as error:
-        raise CorruptIndexError(f"{file} is no state of a cluster: {error!r}") from error
+        raise CorruptIndexError(f"{file} is not the state of a cluster: {error!r}") from error

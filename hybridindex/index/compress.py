@@ -83,8 +83,8 @@ def check_codec(codec: str) -> None:
     """
     if codec not in DEVICE_KINDS:
         raise UnsupportedIndexError(
-            f"codec {codec!r} cannot be compressed: its rows are not vectors that candidates could be compared with "
-            f"exactly; expected {', '.join(DEVICE_KINDS)}"
+            f"codec {codec!r} cannot be compressed: its rows are not vectors, so candidates cannot be "
+            f"compared exactly; expected {', '.join(DEVICE_KINDS)}"
         )
 
 
@@ -303,13 +303,15 @@ def _check_rows(index: IVFIndex, bits: int) -> None:
             "bit are taken over; faiss scans these"
         )
     if bits != 1:
-        raise InvalidInputError(f"bits is {bits}; codec {index.codec!r} holds codes of 1 bit and no rows to code anew")
+        raise InvalidInputError(
+            f"bits is {bits}; codec {index.codec!r} holds codes of 1 bit and has no rows to encode again"
+        )
 
 
 def _given_queries(index: IVFIndex, queries: Any, seed: int) -> F32:
     checked = index.check_queries(queries)
     if len(checked) == 0:
-        raise InvalidInputError("queries holds none; expected some hundred")
+        raise InvalidInputError("queries is empty; expected some hundred")
     if len(checked) < _FEW_QUERIES:
         _log.warning("candidates measured with %d queries may be too few; give some hundred", len(checked))
     if len(checked) > _MOST_QUERIES:
@@ -391,7 +393,7 @@ def _write(
     table = meter.table(recall_loss, lambda done, total: progress("candidates", done, total))
     if table.r[-1][-1] == MAX_CANDIDATES:
         _log.warning(
-            "%d candidates, the most that there may be, lose more than %g of recall; more bits need fewer",
+            "%d candidates, the maximum, lose more than %g of recall; codes of more bits need fewer candidates",
             MAX_CANDIDATES,
             recall_loss,
         )
@@ -414,7 +416,7 @@ def _write(
     )
     if reason := spec.hardly_pays(index.nprobe):
         _log.warning(
-            "codes of %s hardly pay, and precision 'auto' takes rows: %s; more bits need fewer%s",
+            "codes of %s hardly pay, so precision 'auto' scans rows: %s; codes of more bits need fewer candidates%s",
             index.path,
             reason,
             ", and so do vectors and queries whose mean was taken off" if form.metric == "l2" else "",

@@ -336,7 +336,7 @@ def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
     """
     faiss = require_faiss()
     if names := on_disk_names(path):
-        raise UnsupportedIndexError(f"{path} names another file, {names[0]!r}; a model of ours names none: not opened")
+        raise UnsupportedIndexError(f"{path} names another file, {names[0]!r}; expected one that names none")
     try:
         with filesystem.performing("faiss", path):
             outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)

@@ -292,7 +292,7 @@ def _generation_of(whole: Path, share: Path, manifest: Manifest) -> Path:
     """The folder in the index ``whole`` of the generation that ``share`` is of."""
     folder = whole / share.name
     if not filesystem.exists(share / SHARE_FILE) or _read_manifest(folder) != manifest:
-        raise InvalidInputError(f"{share.parent} is no share of {whole}; expected one that was made of it")
+        raise InvalidInputError(f"{share.parent} is not a share of {whole}; expected one that was made from it")
     return folder
 
 
@@ -420,7 +420,7 @@ def _converted(blocks: IVFIndex) -> IVFIndex:
                 raise _OvertakenError
             write_copy(blocks, writer, "rows")
     except _OvertakenError:
-        _LOG.warning("%s was converted or rebuilt by another process meanwhile", path)
+        _LOG.warning("%s was converted or rebuilt by another process in the meantime", path)
     except NotWritableError:
         return _converted_aside(blocks)
     return open_index(path, verify="quick")

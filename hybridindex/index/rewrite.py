@@ -67,8 +67,8 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
     if index.live.read_now() is not None:
         if layout != manifest.layout:
             raise UnsupportedIndexError(
-                f"rows of {index.path} were added or deleted, and a copy in layout {layout!r} would not know it; "
-                "compact it first"
+                f"rows of {index.path} were added or deleted, and a copy in layout {layout!r} would lose these "
+                "changes; compact it first"
             )
         state, number = index.live.state()
         log = render_log(

@@ -134,7 +134,7 @@ def check_ids_argument(ids: Any, n: int, *, first_row: int = 0, origin: str = ""
     try:
         array = ids if isinstance(ids, np.ndarray) else np.asarray(ids, dtype=None if len(ids) else np.int64)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"ids is no array of integers ({error}); expected ({n},) int64") from error
+        raise InvalidInputError(f"ids is not an array of integers ({error}); expected ({n},) int64") from error
     if array.dtype != np.int64 and (array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64)):
         raise InvalidInputError(f"ids has dtype {array.dtype}; expected int64")
     if array.ndim != 1 or len(array) != n:

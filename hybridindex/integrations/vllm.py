@@ -100,8 +100,8 @@ def share_with(
         kv = whole - largest
         if kv <= 0:
             raise InvalidInputError(
-                f"the plan's LLM profile has {whole} bytes of KV cache per device and the index may take {largest}: "
-                "nothing is left; plan with a smaller budget, or profile the LLM with a larger cache"
+                f"the plan's LLM profile has {whole} bytes of KV cache per device, of which the index may take "
+                f"{largest}: nothing is left; plan with a smaller budget, or profile the LLM with a larger cache"
             )
         least = min((size for size, rps in planned_llm.points if rps > 0), default=planned_llm.kv_cache_bytes)
         if kv * plan.n_devices < least:

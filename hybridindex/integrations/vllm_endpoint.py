@@ -112,7 +112,7 @@ class PluginSettings:
             InvalidInputError: a bad value, a node of a cluster, or other machines reach vLLM and there is no key file.
         """
         if unused := self.file.names() & _VLLMS_OWN:
-            _log.info("not used here, vLLM's server has its own: %s", ", ".join(sorted(unused)))
+            _log.info("settings that are ignored because vLLM's server has its own: %s", ", ".join(sorted(unused)))
         address = {
             "host": False if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
             "uds": uds or False,
@@ -120,8 +120,8 @@ class PluginSettings:
         config = self.file.without("refresh", "indexes").build(ServiceConfig, {**self.given, **address})
         if config.node.name is not None:
             raise InvalidInputError(
-                f"name in [node] is {config.node.name!r}: other nodes cannot reach one inside vLLM's server; let "
-                "hybridindex cluster start a daemon beside vLLM, and search through it"
+                f"name in [node] is {config.node.name!r}: other nodes cannot reach a node inside vLLM's server; "
+                "start a node beside vLLM with hybridindex cluster start, and search through it"
             )
         return config
 
@@ -149,8 +149,8 @@ def _refuse_others(uds: str) -> None:
     with contextlib.suppress(MissingFileError):
         if filesystem.others_may_write(uds):
             raise InvalidInputError(
-                f"others may write to {uds}, and without keys everybody may do all; start vLLM with umask 077, or give "
-                "keys (HYBRIDINDEX_KEYS)"
+                f"others may write to {uds}, who have all rights without keys; start vLLM with umask 077, or set keys "
+                "(HYBRIDINDEX_KEYS)"
             )
 
 
@@ -241,7 +241,7 @@ def _open_beside(settings: PluginSettings, config: ServiceConfig) -> Service:
         wanted = tier.capacity_bytes + tier.reserved_bytes
         if tier.disabled_reason or tier.failure is not None:
             _log.warning(
-                "%s: the host serves in its place, since %s. What vLLM may take beside a plan: hybridindex vllm-args",
+                "%s: the host serves in its place: %s. hybridindex vllm-args says what vLLM may take beside a plan",
                 tier.label,
                 tier.disabled_reason or tier.failure,
             )

@@ -27,8 +27,8 @@ def weight_bytes(folder: Path) -> int:
     """
     if not filesystem.is_dir(folder):
         raise InvalidInputError(
-            f"model is {str(folder)!r}, which is no folder here; expected one with .safetensors files; for a model "
-            "that vLLM downloads by name give model_bytes"
+            f"model is {str(folder)!r}, which is not a folder on this machine; expected one with .safetensors files; "
+            "for a model that vLLM downloads by name give model_bytes"
         )
     index = folder / _INDEX
     try:

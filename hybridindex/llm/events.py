@@ -44,7 +44,7 @@ class EventReader:
         """The events that ``portion`` completes.
 
         Raises:
-            HybridIndexError: a line or the answer is too long, or an event is no JSON object.
+            HybridIndexError: a line or the answer is too long, or an event is not a JSON object.
         """
         self._n_bytes += len(portion)
         if self._n_bytes > self._max_answer_bytes:
@@ -77,7 +77,7 @@ class EventReader:
             if field == b"data":
                 self._data.append(value.removeprefix(b" "))
             elif field not in _FIELDS:
-                raise self._error(f"the answer is no event stream: {shown(line)}")
+                raise self._error(f"the answer is not an event stream: {shown(line)}")
             return None
         if not self._data:
             return None
@@ -104,7 +104,7 @@ def parse_object(body: bytes, what: str, error: type[HybridIndexError] = LLMServ
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise error(f"{what} is no JSON object: {shown(body)}")
+        raise error(f"{what} is not a JSON object: {shown(body)}")
     return value
 
 

@@ -117,7 +117,7 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
     values = {**_given(devices), **({} if current is None else _kept(current)), **asked}
     for name in _DECIDING:
         if name not in values:
-            raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
+            raise InvalidInputError(f"{name} is missing; it is required without a plan in force")
     if isinstance(coverage := values.get("coverage"), str):
         if coverage != SOLVE:
             raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or {SOLVE!r}")

@@ -116,8 +116,8 @@ def write_documents(
     path = path.resolve()
     if filesystem.is_file(path) and is_live(path):
         raise DocumentStoreError(
-            f"{path} changes with its index, and cannot be written anew beside it; change it by "
-            "hybridindex.rag.collection, or build the index anew (ingest --rebuild)"
+            f"{path} changes with its index and cannot be rewritten alone; change it with "
+            "hybridindex.rag.collection, or rebuild the index (ingest --rebuild)"
         )
     try:
         with (
@@ -400,7 +400,7 @@ def tokens_of_store(documents: DocumentStore, tried: Sequence[TokenStarts]) -> T
         counts.append(sum(map(len, found)))
     name = repr(documents.info.tokenizer) if documents.info.tokenizer else "a tokenizer that it does not name"
     raise InvalidInputError(
-        f"token_starts finds {' or '.join(map(str, counts))} tokens in the first {len(stored)} passages, which the "
-        f"document store has {sum(len(passage.starts) for passage in stored)} of, of {name}; give the token_starts "
+        f"token_starts finds {' or '.join(map(str, counts))} tokens in the first {len(stored)} passages, for which the "
+        f"document store has {sum(len(passage.starts) for passage in stored)} tokens of {name}; give the token_starts "
         "that the store was written with"
     )

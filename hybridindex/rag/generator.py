@@ -328,7 +328,7 @@ class OpenAIGenerator:
                 if answer.status_code != 200:
                     raise self._refusal(path, answer)
                 if answer.headers.get("content-encoding", "identity") != "identity":
-                    raise GenerationError(f"{self._url} compressed its answer, which it was asked not to do")
+                    raise GenerationError(f"{self._url} compressed its answer, although the request asked for none")
                 yield answer
         except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
             raise GenerationError(
@@ -340,7 +340,7 @@ class OpenAIGenerator:
                 raise self._too_long() from error
             raise self._silent() from error
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
-            what = f"{self._url} broke off within its answer" if begun else f"no answer from {self._url}"
+            what = f"{self._url} broke off during its answer" if begun else f"no answer from {self._url}"
             raise GenerationError(f"{what} ({error or type(error).__name__})") from error
 
     @contextlib.contextmanager

@@ -147,16 +147,20 @@ class Retriever:
             dim = _dim_of(source)
         expected = documents.info.dim if documents is not None else dim
         if dim is not None and expected != dim:
-            raise InvalidInputError(f"documents are of {expected} dimensions, the index of {dim}; they do not belong")
+            raise InvalidInputError(
+                f"documents have {expected} dimensions, the index {dim}; expected those of the index"
+            )
         given = getattr(embedder, "name", None)
         was = None if documents is None else documents.info.embedder
         if None not in (given, was) and given != was:
-            raise InvalidInputError(f"the embedder is {given!r}, the documents were embedded by {was!r}; use that one")
+            raise InvalidInputError(
+                f"the embedder is {given!r}, but the documents were embedded by {was!r}; use that one"
+            )
         if expected is not None and (found := self.embed(["dimension"]).shape[1]) != expected:
             of, by = f" {given!r}" if given else "", f", embedded by {was!r}" if was else ""
             raise InvalidInputError(
-                f"the embedder{of} gives {found} dimensions, the index has {expected}{by}; use the embedder it was "
-                "built with"
+                f"the embedder{of} gives {found} dimensions, but the index has {expected}{by}; use the embedder it "
+                "was built with"
             )
 
     def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:

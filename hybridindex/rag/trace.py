@@ -98,7 +98,7 @@ class TraceWriter:
         if not last:
             return
         if _is_torn(last):
-            _log.warning("%s ended within a run, of which %d bytes are removed", path, len(last))
+            _log.warning("%s ended within a run; the %d bytes of that run are removed", path, len(last))
             self._file.truncate(size - len(last))
         else:
             self._file.write(b"\n")
@@ -225,13 +225,13 @@ def _piece_of(record: dict[str, Any]) -> Piece:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 

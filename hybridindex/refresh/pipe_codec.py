@@ -138,10 +138,10 @@ def read_frame(stream: RawIOBase) -> list[bytearray] | None:
         return None
     magic, n_parts = _HEADER.unpack(head)
     if magic != _MAGIC or not 1 <= n_parts <= _MAX_PARTS:
-        raise RefreshError(f"no frame: it begins with {magic!r} and claims {n_parts:,} parts")
+        raise RefreshError(f"not a frame: it begins with {magic!r} and claims {n_parts:,} parts")
     sizes = struct.unpack(f"<{n_parts}Q", _read(stream, 8 * n_parts))
     if sum(sizes) > MAX_FRAME_BYTES:
-        raise RefreshError(f"no frame: it claims {sum(sizes):,} bytes")
+        raise RefreshError(f"not a frame: it claims {sum(sizes):,} bytes")
     return [_read(stream, size) for size in sizes]
 
 

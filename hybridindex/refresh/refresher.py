@@ -303,7 +303,7 @@ class Refresher(OfOneProcess):
         now, followed = datetime.now(UTC), []
         entries, damaged = self._store.read_schedule()
         for error in damaged.values():
-            _log.error("left out of the schedule: %s", error)
+            _log.error("a schedule is ignored: %s", error)
         # Clients read these: without paths.
         refused = [f"schedule {name!r}: its row is damaged; remove it and set it again" for name in damaged]
         for entry in entries:
@@ -313,7 +313,7 @@ class Refresher(OfOneProcess):
                 row = timetable_of(entry, now)
             except InvalidInputError as error:
                 refused.append(str(error))
-                _log.error("left out of the schedule: %s", error)
+                _log.error("a schedule is ignored: %s", error)
                 continue
             first = {} if row.first is None else {"next_run_time": row.first}
             scheduler.add_job(

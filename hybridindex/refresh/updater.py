@@ -197,7 +197,7 @@ class PlanUpdates:
         if self.stage is not CycleStage.IDLE:
             raise RefreshError(f"an update is {self.stage}; apply the proposal when it has ended")
         if proposal.base is not self._served():
-            raise RefreshError(f"proposal {proposal.number} was made for a plan that serves no more; propose again")
+            raise RefreshError(f"proposal {proposal.number} was made for a plan that no longer serves; propose again")
         self._notice_served()
         draft = self._begin(proposal.reason)
         draft.plan, draft.plan_id, draft.proposal = proposal.plan, plan_id, proposal
@@ -355,7 +355,10 @@ class PlanUpdates:
     def _renew(self, base: Plan, since_s: float | None = None) -> Profile:
         for tier in self._router.devices:
             if tier.failure is not None:
-                raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
+                raise DeviceError(
+                    f"device {tier.label} has failed; its lists return when the device does; a new plan does not "
+                    "bring them back"
+                )
         if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
         planner = self._planning.start(self._router.index)
@@ -495,7 +498,7 @@ class PlanUpdates:
             self.commit_served()
         except StoreError:
             self.store_errors += 1
-            _log.exception("the plan that serves again could not be made current; a later step tries again")
+            _log.exception("the plan that was restored could not be made current; a later step tries again")
             self._to_commit = True
 
     def _end(self, ended: cycle.Ended) -> None:

@@ -459,7 +459,7 @@ class Service(OfOneProcess):
             OverloadedError: a change of the plan or another reload is under way, or the daemon is about to stop.
         """
         if self.member is not None and not stay:
-            raise ReloadError("a node of a cluster goes on to another generation with its cluster, which sees to that")
+            raise ReloadError("a node of a cluster changes its generation only when its cluster does")
         with self._one_change():
             return self.generations.reload(reason, stay=stay)
 
@@ -549,7 +549,10 @@ class Service(OfOneProcess):
 
     def _note_untaken(self, error: StoreError) -> None:
         if self._taken_up is not None:
-            _log.error("the plan that serves is not recorded, so no restart resumes it; it is tried again: %s", error)
+            _log.error(
+                "the plan that serves could not be recorded, so a restart would not resume it; it is tried again: %s",
+                error,
+            )
         self._taken_up = None
 
     def drain(self) -> None:

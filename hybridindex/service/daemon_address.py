@@ -124,7 +124,7 @@ def bind_unix(path: Path) -> socket.socket:
 
 def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(filesystem.lstat(path).st_mode):
-        raise ServiceError(f"uds {path} is there and no socket; remove it or choose another path")
+        raise ServiceError(f"uds {path} exists and is not a socket; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:

@@ -318,7 +318,7 @@ class Generations:
             _, now.plan_id = keep_current(self._store, now.router.plan, why="the control store was opened again")
         elif not now.refresher.keep_plan():
             raise OverloadedError("an update of the plan is under way", retry_after_s=5)
-        _log.info("the control store is open: the plan that serves is its current one")
+        _log.info("the control store is open again: the plan that serves is now its current plan")
 
     def _take_up_stored_plan(self) -> None:
         try:
@@ -327,10 +327,10 @@ class Generations:
             raise
         except HybridIndexError:
             # The next try would end as this one: a plan that is applied, or a reload, opens them.
-            _log.exception("the control store is open, but the devices could not be opened: the host serves")
+            _log.exception("the control store is open again, but the devices could not be opened: the host serves")
         else:
             if choice.plan is not None:
-                _log.info("the control store is open: plan %s serves", choice.plan_id)
+                _log.info("the control store is open again: plan %s serves", choice.plan_id)
 
     def _open_next(self, found: Manifest) -> str:
         """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
@@ -483,7 +483,7 @@ class Generations:
                 try:
                     serving.refresher.start()
                 except StoreError:
-                    _log.exception("the plan serves; that it does could not be recorded")
+                    _log.exception("the plan serves, but that could not be recorded")
         except BaseException:
             close_serving(serving, index=False)  # it serves on, without devices
             raise
@@ -494,7 +494,7 @@ class Generations:
             try:
                 make_current(self._store, choice.plan, choice.plan_id, verified=False, why="reload")
             except StoreError:
-                _log.exception("the plan serves; that it does could not be recorded")
+                _log.exception("the plan serves, but that could not be recorded")
 
     def _swap(self, serving: Serving) -> None:
         """From here on ``serving`` gets all new searches and sessions."""
@@ -508,7 +508,7 @@ class Generations:
             try:
                 tell(serving.generation)
             except Exception:  # noqa: BLE001 - it serves already, whoever was not told
-                _log.exception("generation %d serves; not everybody could be told", serving.generation)
+                _log.exception("generation %d serves, but a listener failed", serving.generation)
 
     def _retire(self, old: Serving) -> None:
         """Waits for the searches in ``old``, lets its devices go, and closes it once its sessions have ended.
@@ -552,7 +552,7 @@ class Generations:
         old.router.settle()
         with self._idle:
             if not self._idle.wait_for(lambda: not old.users, _DRAIN_S):
-                _log.error("%d searches of generation %d do not end", old.users, old.generation)
+                _log.error("%d searches of generation %d have not ended", old.users, old.generation)
         if old.refresher is not None:
             old.refresher.close()
 
@@ -582,7 +582,7 @@ class Generations:
         try:
             return remove_replaced(self._current.index.path, serving=self._current.generation)
         except HybridIndexError as error:
-            _log.warning("what was replaced stays on disk until: hybridindex gc INDEX (%s)", error)
+            _log.warning("replaced generations stay on disk (%s); remove them with: hybridindex gc INDEX", error)
             return []
 
     def _record(self, kind: str, facts: dict[str, Any]) -> None:

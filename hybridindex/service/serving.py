@@ -190,7 +190,7 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         try:
             choice = choose_plan(index, config.plan, config, store)
             if store.problem is not None:
-                _log.error("searches go on without it, and it is tried again: %s", store.problem)
+                _log.error("searches continue without the control store; it is tried again: %s", store.problem)
             return Prepared(index=index, store=store, choice=choice, codes=codes)
         except BaseException:
             store.close()
@@ -337,7 +337,7 @@ def open_serving(
         refresher = None
         if make_refresher is not None and not on_host:
             if choice.plan is None:
-                _log.warning("nothing is refreshed without a plan")
+                _log.warning("refresh is off: there is no plan")
             else:
                 refresher = make_refresher(index, router, store)
     except BaseException:

@@ -79,9 +79,9 @@ def read_settings(path: Path) -> Settings:
         said = tomllib.loads(content.decode("utf-8")) if len(content) <= _MAX_BYTES else None
     # ValueError: no UTF-8, no TOML, or an integer of thousands of digits.
     except (FileError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{path} is no settings file: {error}; expected TOML") from error
+        raise InvalidInputError(f"{path} is not a settings file: {error}; expected TOML") from error
     if said is None:
-        raise InvalidInputError(f"{path} is no settings file: it has more than {_MAX_BYTES:,} bytes")
+        raise InvalidInputError(f"{path} is not a settings file: it has more than {_MAX_BYTES:,} bytes")
     return Settings(said, path)
 
 
@@ -143,7 +143,7 @@ class Settings:
         for name in {**said, **given}:
             where = "" if name not in said else prefix
             if name not in known:
-                raise InvalidInputError(f"{where}{name} is no setting; expected {_nearest(name, known)}")
+                raise InvalidInputError(f"{where}{name} is not a setting; expected {_nearest(name, known)}")
             hint = hints[name]
             if is_dataclass(hint):
                 assert isinstance(hint, type)

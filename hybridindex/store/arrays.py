@@ -42,9 +42,11 @@ def encode_array(array: npt.NDArray[Any], *, name: str = "array") -> bytes:
         InvalidInputError: not an array, a dtype that is not stored, or more than ``MAX_ARRAY_BYTES``.
     """
     if not isinstance(array, np.ndarray):
-        raise InvalidInputError(f"{name}: {type(array).__name__} is no numpy array")
+        raise InvalidInputError(f"{name}: {type(array).__name__} is not a numpy array")
     if not _storable(array.dtype):
-        raise InvalidInputError(f"{name}: dtype {array.dtype} is not stored; use bool, int, uint or float of ≤ 8 bytes")
+        raise InvalidInputError(
+            f"{name}: dtype {array.dtype} cannot be stored; use bool, int, uint or float of ≤ 8 bytes"
+        )
     if array.nbytes > MAX_ARRAY_BYTES - 4096:
         raise InvalidInputError(f"{name}: {array.nbytes} bytes; one array of a store holds at most {MAX_ARRAY_BYTES}")
     image = io.BytesIO()

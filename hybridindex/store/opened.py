@@ -91,9 +91,9 @@ class OpenedStore:
         file = f"{self._location.path}{changed}"
         what = "another file is in its place" if changed in now else "it was deleted or moved away"
         raise StoreError(
-            f"control store {self._location.name}: {file} was open, and {what}: what was written since would be lost, "
-            "so nothing is taken. The next call opens what lies there then, or makes a new store: to keep the old "
-            "one, or a copy, rename it into place first"
+            f"control store {self._location.name}: {file} was open, and {what}: further writes would be lost, so this "
+            "call is refused. The next call opens the file at that path, or creates a new store: to keep the old one, "
+            "or a copy, rename it into place first"
         )
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ def test_attributes_are_given_searched_and_removed(cli, planned, files, tmp_path
     refused = cli("attributes", planned, tmp_path / "rows.jsonl", "--id-column", "id")
     assert (refused.code, "expected one of doc, year, lang" in refused.err) == (ExitCode.BAD_INPUT, True)
     refused = cli(*words, "--where", "lang = de")
-    assert (refused.code, "texts stand in single quotes" in refused.err) == (ExitCode.BAD_INPUT, True)
+    assert (refused.code, "put texts in single quotes" in refused.err) == (ExitCode.BAD_INPUT, True)
     file = next(planned.glob("gen-*/attributes-*.arrow"))
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -315,6 +315,7 @@ def test_every_command_takes_json_and_explains_itself():
         commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     for name, command in commands.items():
         assert command.help, name
+        assert not any("\n" in paragraph for paragraph in command.help.split("\n\n")), name  # Typer would keep it
         assert any("--json" in p.opts for p in command.params), name
         # Rich takes a word in brackets as a style, and does not show it.
         for told in (command.help, *(getattr(p, "help", None) or "" for p in command.params)):

@@ -168,7 +168,7 @@ def test_texts_are_split_and_the_next_passage_is_known(cli, double, tmp_path):
     [
         ('{"text": "a"}', [], ExitCode.BAD_INPUT, "--embedder is missing; expected demo, "),
         ('{"text": "a"}', ["--embedder", "toy"], ExitCode.BAD_INPUT, "embedder is 'toy'; expected demo"),
-        ('{"text": "a"}\nwords', ["--embedder", "openai:m"], ExitCode.BAD_INPUT, "line 2, is no JSON"),
+        ('{"text": "a"}\nwords', ["--embedder", "openai:m"], ExitCode.BAD_INPUT, "line 2, is not JSON"),
         ("", ["--embedder", "openai:m"], ExitCode.BAD_INPUT, "holds no text"),
         ('{"text": "a"}', ["--embedder", "openai:m", "--nlist", 2], ExitCode.BAD_INPUT, "--nlist is 2 but there are 1"),
         (

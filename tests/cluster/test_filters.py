@@ -126,7 +126,7 @@ def test_scans_with_wrong_filters_or_options_that_a_node_does_not_know_are_refus
             assert status == 400
             return detail
 
-        assert "filter is no option of a scan" in refused("&filter=1", arrays)
+        assert "filter is not an option of a scan" in refused("&filter=1", arrays)
         for wrong in ("0", "2", "-1", "x", ""):
             assert "f is" in refused(f"&f={wrong}", arrays)
         assert "bytes of filters" in refused("&f=1", arrays)

@@ -212,7 +212,7 @@ def test_nodes_of_a_ray_that_runs_take_the_plan_and_its_manager_waits_for_its_st
         state.write_text("")
         os.kill(manager, signal.SIGKILL)
         logs = Path(ray.folder) / "session_latest" / "logs"
-        wait_until(lambda: any("cannot go on yet" in log.read_text() for log in logs.glob("worker-*.err")))
+        wait_until(lambda: any("cannot continue yet" in log.read_text() for log in logs.glob("worker-*.err")))
         with hc.connect(path, address=url, key=key) as cluster, cluster.router() as router:
             assert router.search(clustered(3, seed=3), K).coverage is None  # nodes need no manager
         state.write_text(content)

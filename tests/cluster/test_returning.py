@@ -153,7 +153,7 @@ def test_a_machine_that_ray_lost_comes_back_with_its_lists(tmp_path):
 
     def nodes():
         # The manager may have been on the machine that is lost.
-        starting = ("Ray is starting an actor of the cluster again", '{"nodes": []}')
+        starting = ("Ray is restarting an actor of the cluster", '{"nodes": []}')
         said = cluster("status", "--json", or_else=starting)
         assert said.startswith("{"), said
         return json.loads(said)["nodes"]

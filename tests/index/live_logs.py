@@ -29,7 +29,7 @@ def same(a, b):
 
 
 def log_at(path, first=0, rows=ROWS):
-    return LogFile(path, rows_xxh3_128=rows, code_size=CODE_SIZE, first=first)
+    return LogFile(path, rows_xxh3_128=rows, code_size=CODE_SIZE, nlist=NLIST, first=first)
 
 
 def store_at(path):

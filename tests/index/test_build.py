@@ -215,7 +215,7 @@ BAD_IDS: list[tuple[Any, str]] = [
     (np.arange(600.0), "dtype float64"),
     (np.arange(600).astype(np.uint64), "dtype uint64"),
     (np.zeros((600, 1), np.int64), "shape"),
-    ([[1], [1, 2]], "ids is no array of integers"),
+    ([[1], [1, 2]], "ids is not an array of integers"),
 ]
 
 

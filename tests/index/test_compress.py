@@ -215,7 +215,7 @@ def test_a_limit_of_candidates_that_binds_is_said(make_index, monkeypatch, caplo
     with build_clustered(make_index, "l2") as index:
         spec = compress(index, 1, 0)
     assert spec.candidates.r[-1][-1] == 150
-    assert "150 candidates, the most that there may be, lose more than 0 of recall" in caplog.text
+    assert "150 candidates, the maximum, lose more than 0 of recall" in caplog.text
 
 
 def test_codes_that_hardly_pay_are_said_to(tmp_path, caplog):

@@ -239,7 +239,10 @@ def test_an_embedding_may_come_later_and_go(store, inside):
 def test_bad_input(store, inside, tmp_path):
     query = vectors()[0].tolist()
     for wrong, complaint in (
-        (lambda: inside.run(query, filters=field("meta.deep", "==", 1)), r"'deep', which is no column.*year \(int\)"),
+        (
+            lambda: inside.run(query, filters=field("meta.deep", "==", 1)),
+            r"'deep', which is not a column.*year \(int\)",
+        ),
         (lambda: inside.run(query, filters={"operator": "XOR", "conditions": []}), "'XOR'"),
         (lambda: inside.run(query, filters=field("meta.year", "~", 1)), "'~'; expected one of =="),
         (lambda: HybridIndexEmbeddingRetriever("store"), "document_store is a str"),

@@ -102,7 +102,7 @@ def test_filters_leave_what_they_say(store, asked, numbers, bare):
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"colour": "red"}, r"'colour', which is no column of the index.*year \(int\)"),
+        ({"colour": "red"}, r"'colour', which is not a column of the index.*year \(int\)"),
         ({"year": {"$near": 3}}, r"'\$near'.*expected one of \$eq"),
         ({"$xor": []}, r"'\$xor'"),
         ({"$and": []}, r"\$and of \[\]"),
@@ -178,7 +178,7 @@ def test_from_texts_and_what_does_not_fit(tmp_path):
             store.add_texts(["c"], [{"x": object()}])
     with pytest.raises(InvalidInputError, match="path is missing"):
         HybridIndexVectorStore.from_texts(["a"], EMBEDDING)
-    with pytest.raises(InvalidInputError, match=r"column 'lang' .string. is wanted, and the index has year"):
+    with pytest.raises(InvalidInputError, match=r"column 'lang' .string. is wanted, but the index has year"):
         HybridIndexVectorStore(tmp_path / "idx", EMBEDDING, columns={"lang": "string"})
 
 

@@ -211,7 +211,7 @@ def test_an_index_over_it(tmp_path):
 
 def test_bad_input(store, tmp_path):
     for wrong, complaint in (
-        (lambda: ask(store, filters=asked(("colour", "==", "red"))), r"'colour', which is no column.*year \(int\)"),
+        (lambda: ask(store, filters=asked(("colour", "==", "red"))), r"'colour', which is not a column.*year \(int\)"),
         (lambda: ask(store, filters=asked(("tags", "any", "t1"))), "expected a list"),
         (lambda: ask(store, mode=VectorStoreQueryMode.MMR), "mode is 'mmr'"),
         (lambda: store.query(VectorStoreQuery()), "query_embedding is None"),

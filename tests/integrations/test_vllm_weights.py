@@ -53,7 +53,7 @@ def test_an_index_that_lies_is_refused(folder: Path, text: str, why: str) -> Non
 
 def test_what_is_no_folder_of_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"'Qwen/Qwen3-8B', which is no folder here; .* by name give model_bytes"
+        InvalidInputError, match=r"'Qwen/Qwen3-8B', which is not a folder on this machine; .* by name give model_bytes"
     ):
         weight_bytes(Path("Qwen/Qwen3-8B"))
     with pytest.raises(InvalidInputError, match=r"holds no \.safetensors files"):

@@ -187,7 +187,7 @@ def test_one_that_loads_is_waited_for_and_one_that_dies_is_missed(tmp_path: Path
         writing = generator.generate(Prompt(name="n", text="Once", max_tokens=900, append=True))
         next(writing)
         server.process.send_signal(signal.SIGKILL)
-        with pytest.raises(GenerationError, match="broke off within its answer"):
+        with pytest.raises(GenerationError, match="broke off during its answer"):
             list(writing)
         with pytest.raises(GenerationError, match="is the LLM's server running there"):
             generator.ready()

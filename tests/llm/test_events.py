@@ -71,9 +71,9 @@ def test_a_line_without_end_and_an_answer_without_end_are_cut_off() -> None:
     ("sent", "why"),
     [
         (b"<html>\n", "no event stream"),
-        (b"data: {\n\n", "no JSON object"),
-        (b"data: 5\n\n", "no JSON object"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", "no JSON object"),
+        (b"data: {\n\n", "not a JSON object"),
+        (b"data: 5\n\n", "not a JSON object"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "not a JSON object"),
         (b"x" * (2 << 20), "a line of the answer is longer"),
         (b"data: " + b"x" * (2 << 20) + b"\n\n", "a line of the answer is longer"),
     ],
@@ -87,5 +87,5 @@ def test_what_is_no_stream_of_objects_is_the_callers_error(sent: bytes, why: str
 def test_messages_show_little_and_no_control_characters() -> None:
     assert shown(b"a\x1b[31m\nb\xff") == "'a [31m b�'"
     assert len(shown("x" * 10_000)) < 140
-    with pytest.raises(LLMServerError, match="it is no JSON object"):
+    with pytest.raises(LLMServerError, match="it is not a JSON object"):
         parse_object(b"[]", "it")

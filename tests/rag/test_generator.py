@@ -167,9 +167,9 @@ def test_a_pipeline_talks_to_a_server(serve, retriever):
     ("lines", "complaint"),
     [
         ([b"<html>busy</html>\n"], "no event stream"),
-        ([b"data: {nonsense\n\n"], "no JSON object"),
-        ([b"data: 5\n\n"], "no JSON object"),
-        ([b"data: " + b"[" * 100_000 + b"\n\n"], "no JSON object"),
+        ([b"data: {nonsense\n\n"], "not a JSON object"),
+        ([b"data: 5\n\n"], "not a JSON object"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "not a JSON object"),
         ([b"data: {}\n\n"], "expected an object with choices"),
         ([{"choices": [5]}], "expected an object"),
         ([{"choices": [{"delta": {"content": 5}}]}], "expected a string"),
@@ -308,7 +308,7 @@ def test_a_connection_that_breaks(serve):
         handler.end_headers()
         handler.wfile.write(b"data: ")
 
-    with pytest.raises(GenerationError, match=r"http\S+ broke off within its answer \("):
+    with pytest.raises(GenerationError, match=r"http\S+ broke off during its answer \("):
         collect(serve(cut).url)
     with pytest.raises(GenerationError, match=r"no answer from http\S+ \("):
         collect(serve(lambda h, _: h.wfile.write(b"no HTTP\r\n\r\n")).url)

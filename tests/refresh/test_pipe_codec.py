@@ -146,7 +146,7 @@ def test_the_largest_frame_is_a_limit_of_both_sides(monkeypatch):
     monkeypatch.setattr(pipe_codec, "MAX_FRAME_BYTES", 8000)
     with pytest.raises(InvalidInputError, match="larger than 8,000"):
         CODEC.encode(np.zeros(1000))
-    with pytest.raises(RefreshError, match="no frame: it claims 8,"):
+    with pytest.raises(RefreshError, match="not a frame: it claims 8,"):
         read_frame(OneByte(frame))
 
 

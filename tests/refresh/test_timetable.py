@@ -128,7 +128,7 @@ def test_a_refresher_follows_the_rows_and_leaves_bad_ones_out(make_world, caplog
     assert status.schedule == ("hourly", "nightly")
     assert len(status.schedule_refused) == 1
     assert status.schedule_refused[0].startswith("schedule 'broken': spec is 'at noon'; expected a cron line")
-    assert [r.getMessage() for r in caplog.records] == [f"left out of the schedule: {status.schedule_refused[0]}"]
+    assert [r.getMessage() for r in caplog.records] == [f"a schedule is ignored: {status.schedule_refused[0]}"]
     assert ended.wait(300)
     world.refresher.close()
     assert world.events("refresh_ended")[0]["reason"] == "schedule hourly"
@@ -149,7 +149,7 @@ def test_a_damaged_row_stops_no_other(make_world, caplog):
     status = world.refresher.status()
     assert (status.running, status.schedule) == (True, ("nightly",))
     assert status.schedule_refused == ("schedule 'flipped': its row is damaged; remove it and set it again",)
-    assert f"left out of the schedule: control store {world.store.name}: schedule 'flipped': damaged" in caplog.text
+    assert f"a schedule is ignored: control store {world.store.name}: schedule 'flipped': damaged" in caplog.text
 
 
 @pytest.mark.parametrize("has_run", [True, False], ids=["has run", "never ran"])

@@ -284,7 +284,7 @@ def test_conditions_choose_rows_by_their_attributes(tmp_path):
         with router.session() as session:
             assert differences(session.search(queries, 10, NLIST, where=where), result) == 0
         with pytest.raises(
-            InvalidInputError, match="names 'country', which is no attribute; expected one of lang, year"
+            InvalidInputError, match="names 'country', which is not an attribute; expected one of lang, year"
         ):
             router.search(queries, where="country = 'de'")
         # The same condition, other attributes: filters that were made before follow.

@@ -102,7 +102,7 @@ def test_conditions_are_searched_for(index_path, make_service, queries):
             assert_same(session.search(queries, 5, 4, where=where), right)
         for wrong, message in (
             ("year = ", "does not parse"),
-            ("owner = 1", "names 'owner', which is no attribute; expected one of lang, year"),
+            ("owner = 1", "names 'owner', which is not an attribute; expected one of lang, year"),
             ("year IN (SELECT 1)", "expected"),
         ):
             with pytest.raises(InvalidInputError, match=message):

@@ -89,9 +89,9 @@ def test_no_search_waits_for_the_file(whole, share, monkeypatch):
 
 def test_changes_are_those_of_the_index_that_the_share_is_of(whole, share, tmp_path):
     other = small_index(tmp_path / "other", n=500).path
-    with pytest.raises(InvalidInputError, match="is no share of"):
+    with pytest.raises(InvalidInputError, match="is not a share of"):
         open_index(share.path, changes_of=other)
-    with pytest.raises(InvalidInputError, match="is no share of"):
+    with pytest.raises(InvalidInputError, match="is not a share of"):
         open_index(whole, changes_of=whole)
     with pytest.raises(UnsupportedIndexError, match="share"):
         write.add(share, np.zeros((1, DIM), np.float32))

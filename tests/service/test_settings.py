@@ -214,12 +214,12 @@ def test_the_plugin_follows_the_load_where_file_or_environment_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prt = 1", ["prt is no setting", "expected port"]),
-        ("[router]\nthread = 1", ["[router] thread is no setting", "expected threads"]),
-        ("[router.health]\nstuck = 1", ["[router.health] stuck is no setting", "expected stuck_s"]),
-        ("[rooter]\nthreads = 1", ["rooter is no setting", "expected router"]),
+        ("prt = 1", ["prt is not a setting", "expected port"]),
+        ("[router]\nthread = 1", ["[router] thread is not a setting", "expected threads"]),
+        ("[router.health]\nstuck = 1", ["[router.health] stuck is not a setting", "expected stuck_s"]),
+        ("[rooter]\nthreads = 1", ["rooter is not a setting", "expected router"]),
         ("router = 1", ["router is 1", "expected the table [router]"]),
-        ("[refresh]\nattainement = 1", ["[refresh] attainement is no setting", "expected attainment"]),
+        ("[refresh]\nattainement = 1", ["[refresh] attainement is not a setting", "expected attainment"]),
         ("refresh = true", ["refresh is True", "expected the table [refresh]"]),
         ('port = "8080"', ["port is '8080'", "expected a whole number"]),
         ("[router]\nthreads = true", ["[router] threads is True", "expected a whole number, or false for none"]),
@@ -231,10 +231,10 @@ def test_the_plugin_follows_the_load_where_file_or_environment_say_so(tmp_path):
         ('[router]\ndevices = ["cpu"]\ndevice_budget_bytes = [1, 2]', ["[router] device_budget_bytes has 2 entries"]),
         ('host = "0.0.0.0"', ["host is '0.0.0.0'", "key_file is missing"]),
         ('tls_cert = "c.pem"', ["tls_key is missing"]),
-        ("port = ", ["is no settings file", "expected TOML"]),
-        ("port = " + "9" * 5000, ["is no settings file"]),
-        ("port = " + "[" * 3000 + "]" * 3000, ["is no settings file"]),
-        ("#" * (1 << 20) + "\nport = 1", ["is no settings file", "more than 1,048,576 bytes"]),
+        ("port = ", ["is not a settings file", "expected TOML"]),
+        ("port = " + "9" * 5000, ["is not a settings file"]),
+        ("port = " + "[" * 3000 + "]" * 3000, ["is not a settings file"]),
+        ("#" * (1 << 20) + "\nport = 1", ["is not a settings file", "more than 1,048,576 bytes"]),
         ("slo_ms = " + "9" * 400, ["slo_ms is 999", "expected a number above 0"]),
         (f'[router]\npin_host_lists = "{"9" * 400}"', ["pin_host_lists: size is '999"]),
         ("[refresh]\ntick_s = inf", ["[refresh] tick_s is inf", "at most 1e+09"]),
@@ -253,7 +253,7 @@ def test_what_is_wrong_in_a_file_is_said_before_anything_opens(cli, tmp_path, te
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"gone\.toml is no settings file"):
+    with pytest.raises(InvalidInputError, match=r"gone\.toml is not a settings file"):
         read_settings(tmp_path / "gone.toml")
 
 

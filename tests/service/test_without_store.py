@@ -313,7 +313,7 @@ def test_a_plan_that_could_not_be_recorded_at_the_start_is_later(make_service, i
         patched.setattr(core, "make_current", full)
         service = make_service(plan=str(second))
     assert service.plan_id == second
-    assert "no restart resumes it; it is tried again: the disk is full" in caplog.text
+    assert "a restart would not resume it; it is tried again: the disk is full" in caplog.text
     assert service.store_changed()
     service.take_up_store()
     assert not service.store_changed()

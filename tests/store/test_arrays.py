@@ -87,7 +87,7 @@ def test_other_types_are_refused_by_name(array: npt.NDArray[Any]) -> None:
 
 
 def test_lists_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="list is no numpy array"):
+    with pytest.raises(InvalidInputError, match="list is not a numpy array"):
         encode_array([1, 2])  # type: ignore[arg-type]
 
 

@@ -168,7 +168,7 @@ def test_vllm_that_is_killed_ends_the_answers_that_it_writes(
     for name in ("near", "far"):
         assert isinstance(failed[name], GenerationError), failed[name]
         assert whole[name] == 1
-        assert f"{served.url} broke off within its answer" in str(failed[name])
+        assert f"{served.url} broke off during its answer" in str(failed[name])
     assert len(watched.closed) == 1
     near.wait_until_free()
     assert "session could not be closed" in caplog.text

@@ -73,12 +73,12 @@ def as_attributes(table: Any, kinds: Mapping[str, str] | None = None) -> Any:
         try:
             table = pa.Table.from_pandas(table, preserve_index=False)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise InvalidInputError(f"attributes are no table: {error}") from None
+            raise InvalidInputError(f"attributes are not a table: {error}") from None
     elif isinstance(table, Mapping):
         try:
             table = pa.table({name: _column_of(pa, name, column) for name, column in table.items()})
         except (pa.ArrowException, TypeError, UnicodeError) as error:
-            raise InvalidInputError(f"attributes are no table: {error}") from None
+            raise InvalidInputError(f"attributes are not a table: {error}") from None
     elif not isinstance(table, pa.Table):
         raise InvalidInputError(
             f"attributes are a {type(table).__name__}; expected a pyarrow Table, a DataFrame or a mapping of columns"
@@ -87,7 +87,7 @@ def as_attributes(table: Any, kinds: Mapping[str, str] | None = None) -> Any:
     if not 1 <= len(names) <= MAX_ATTRIBUTES:
         raise InvalidInputError(f"attributes have {len(names)} columns; expected 1..{MAX_ATTRIBUTES}")
     if len(set(names)) < len(names):
-        raise InvalidInputError(f"attributes have two columns of one name: {', '.join(names)}")
+        raise InvalidInputError(f"attributes have two columns with the same name: {', '.join(names)}")
     for name in names:
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
             raise InvalidInputError(f"an attribute is named {name!r}; expected 1..{_LONGEST_NAME} characters")
@@ -99,7 +99,7 @@ def _column_of(pa: Any, name: str, column: Any) -> Any:
     try:
         return column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
     except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
-        raise InvalidInputError(f"attribute {name!r} is no column: {error}") from None
+        raise InvalidInputError(f"attribute {name!r} is not a column: {error}") from None
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _plain(pa: Any, name: str, column: Any, known: Any) -> Any:
     if types.is_null(kind) and known is not None:
         wanted = known
     elif types.is_null(kind):
-        raise InvalidInputError(f"attribute {name!r} has no value at all, and so no type")
+        raise InvalidInputError(f"attribute {name!r} has no values, so its type is unknown")
     elif types.is_integer(kind):
         wanted = known if known == pa.float64() else pa.int64()
     elif types.is_floating(kind) or types.is_decimal(kind):
@@ -172,7 +172,7 @@ def read_table(path: Path) -> Any:
     }
     read = readers.get(path.suffix.lower())
     if read is None:
-        raise InvalidInputError(f"{path} is no table; expected a file with one of the endings {', '.join(readers)}")
+        raise InvalidInputError(f"{path} is not a table; expected a file with one of the endings {', '.join(readers)}")
     try:
         table = read()
         # Arrow takes a file's offsets as they are: wrong ones lead out of its memory.

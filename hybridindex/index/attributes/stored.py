@@ -80,7 +80,7 @@ def parse_spec(raw: bytes, where: str) -> AttributeSpec:
         spec = AttributeSpec(**{**said, "columns": dict(content["columns"])})
         are_known = set(spec.columns.values()) <= set(ATTRIBUTE_KINDS)
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptIndexError(f"{where} is no description of attributes: {error!r}") from error
+        raise CorruptIndexError(f"{where} is not a description of attributes: {error!r}") from error
     if spec.file != arrow_name(spec.file_xxh3_128) or not are_known:
         raise CorruptIndexError(f"{where} names {spec.file!r} with columns {spec.columns!r}")
     return spec
@@ -175,7 +175,7 @@ def find_attributes(generation: Path, manifest: Manifest, told: str = "") -> tup
         found = (spec.generation, spec.count, spec.rows_xxh3_128)
         said = (manifest.generation, manifest.count, manifest.files[LISTS_FILE].xxh3_128)
         if found != said:
-            raise CorruptIndexError(f"{file} is of other rows: it has {found}, the manifest {said}")
+            raise CorruptIndexError(f"{file} belongs to other rows: it has {found}, the manifest {said}")
         size = filesystem.stat(generation / spec.file).st_size
         if size != spec.file_bytes:
             raise CorruptIndexError(f"{generation / spec.file} has {size} bytes; expected {spec.file_bytes}")

@@ -85,7 +85,7 @@ def matching(text: str, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
     except RecursionError:
         # Which are more than one call of the parser's each.
         raise InvalidInputError(
-            f"where is nested too deeply; expected at most {_MOST_DEPTH} levels, of parentheses half as many"
+            f"where is nested too deeply; expected at most {_MOST_DEPTH} levels (half as many for parentheses)"
         ) from None
     pc = need("pyarrow.compute")
     result: npt.NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
@@ -153,7 +153,7 @@ class _Condition:
             self._passes += _LIKE_PASSES if "Like" in kind else 1
             if self._passes > _MOST_PASSES:
                 raise InvalidInputError(
-                    f"where compares too often; expected at most {_MOST_PASSES} comparisons, of which LIKE counts for "
+                    f"where has too many comparisons; expected at most {_MOST_PASSES} of them; LIKE counts for "
                     f"{_LIKE_PASSES}: IN (...) is one, and allow_ids takes ids"
                 )
         return self._kinds[kind](tree, depth + 1)
@@ -328,7 +328,7 @@ class _Condition:
         if name not in self._columns:
             known = ", ".join(sorted(self._columns)) or "none"
             raise InvalidInputError(
-                f"where names {name!r}, which is no attribute; expected one of {known} (texts stand in single quotes)"
+                f"where names {name!r}, which is not an attribute; expected one of {known} (put texts in single quotes)"
             )
         return name, self._columns[name]
 

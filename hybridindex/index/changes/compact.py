@@ -304,6 +304,7 @@ def _carry_over(old: IVFIndex, new: IVFIndex, folder: Path, number: int) -> None
         folder / CHANGE_LOG,
         rows_xxh3_128=new.manifest.files[LISTS_FILE].xxh3_128,
         code_size=new.code_size,
+        nlist=new.nlist,
         first=number,
     )
     log.append([converted(change, new) for change in later], log.read().place)

@@ -55,7 +55,7 @@ def shape_elsewhere(rows: LeftRows, number: int, thresholds: Thresholds, stoppin
     try:
         memory = os.memfd_create("hybridindex-shape", os.MFD_CLOEXEC)
     except (OSError, AttributeError) as error:  # or the system has none of it
-        _log.warning("no memory could be shared with a process that shapes lists, so it is done in this one: %s", error)
+        _log.warning("no memory can be shared with a process that splits lists; this process splits them: %s", error)
         return None
     try:
         return _shape_in(memory, rows, number, thresholds, stopping)
@@ -87,7 +87,7 @@ def _shape_in(
             env={**os.environ, **ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
         )
     except (OSError, ValueError) as error:
-        _log.warning("no process could be started to shape lists in, so it is done in this one: %s", error)
+        _log.warning("no process could be started to split lists; this process splits them: %s", error)
         return None
     try:
         assert process.stdin is not None
@@ -133,10 +133,10 @@ def _read(rows: LeftRows, memory: int) -> Shape | None:
             said = shared[:]
         n_lists, n_rows, dim, n_split, n_dissolved, n_moved, digest = _HEAD.unpack_from(said)
     except (OSError, ValueError, struct.error) as error:
-        _log.warning("what a process decided of lists cannot be read, so it is done in this one: %s", error)
+        _log.warning("the result of the process that splits lists cannot be read; this process splits them: %s", error)
         return None
     if digest != _digest(rows):
-        _log.warning("a process shaped other lists than those that are there, so it is done in this one")
+        _log.warning("a process split other lists than these; this process splits them")
         return None
     at = _HEAD.size + 8 * n_lists
     centroids = np.frombuffer(said, "<f4", n_lists * dim, at + 4 * n_rows)

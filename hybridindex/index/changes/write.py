@@ -96,8 +96,8 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
             first = max(largest_id(index.rows, None), state.added.largest_id) + 1
             if first + len(rows.lists) > _IDS:
                 raise InvalidInputError(
-                    f"ids is None, and the largest that was ever there is {first - 1}: {len(rows.lists)} numbers "
-                    "above it do not fit 64 bits; expected ids"
+                    f"ids is None, and {len(rows.lists)} numbers above the largest id so far, {first - 1}, do not fit "
+                    "64 bits; expected ids"
                 )
             given: I64 = first + np.arange(len(rows.lists), dtype=np.int64)
         else:
@@ -105,8 +105,8 @@ def _add(index: IVFIndex, rows: _Rows, coming: Coming, *, sync: bool) -> I64:
             there = given[_is_there(state, numbers, given)]
             if len(there):
                 raise DuplicateIdError(
-                    f"{len(there)} of the ids are there already: {_named(there)}; expected new ones, or upsert, which "
-                    "replaces them"
+                    f"{len(there)} of the ids exist already: {_named(there)}; expected new ones, or upsert, which "
+                    "replaces rows"
                 )
         change = _change(index.rows, no_ids(), rows, given)
         state.added.largest_id = max(state.added.largest_id, int(given.max()))
@@ -197,8 +197,8 @@ def refuse_unwritable(index: IVFIndex) -> None:
         refuse_share(index.integrity.folder)
     if not takes_rows(index):
         raise UnsupportedIndexError(
-            f"{index.path} has codec {index.codec!r}, whose lists take no single rows; those of flat, fp16, bf16, sq8 "
-            "and pq<M> do: build it anew with one of them, with bits= beside it where it shall be small"
+            f"{index.path} has codec {index.codec!r}, whose rows cannot be changed one by one; those of flat, fp16, "
+            "bf16, sq8 and pq<M> can: rebuild the index with one of them, and with bits= to keep it small"
         )
 
 
@@ -223,7 +223,7 @@ def _prepared(index: IVFIndex, vectors: Any, ids: Any, attributes: Any) -> _Rows
     try:
         given = np.asarray(vectors) if isinstance(vectors, list) else vectors
     except ValueError as error:
-        raise InvalidInputError(f"vectors are no array ({error}); expected (n, {index.dim})") from error
+        raise InvalidInputError(f"vectors are not an array ({error}); expected (n, {index.dim})") from error
     given = given[None] if isinstance(given, np.ndarray) and given.ndim == 1 else given
     if not isinstance(given, np.ndarray) or given.ndim != 2 or given.shape[1] != index.dim:
         what = f"shape {given.shape}" if isinstance(given, np.ndarray) else f"type {type(given).__name__}"

@@ -197,8 +197,8 @@ class IndexWriter:
         if index.live.added.nbytes > most:
             wait_s = 5.0
             raise BusyWritingError(
-                f"{index.live.added.nbytes} bytes of rows came to {index.path} since its lists were written, more than "
-                f"the {most:.0f} that are taken before these are written anew; "
+                f"{index.live.added.nbytes} bytes of rows were added to {index.path} since its lists were written, "
+                f"more than the {most:.0f} allowed before the next compaction; "
                 + (f"try again in {wait_s:.0f} s" if self._keeps and self.compacts(index) else self.cure)
                 + (f"; the last attempt failed: {self.problem}" if self.problem else ""),
                 retry_after_s=wait_s,
@@ -224,9 +224,9 @@ class IndexWriter:
                     return
                 self.problem = str(error)
                 _log.error(
-                    "maintenance of %s failed, and is tried again in %d s: %s", self._newest.path, _RETRY_S, error
+                    "maintenance of %s failed; it is tried again in %d s: %s", self._newest.path, _RETRY_S, error
                 )
                 again_s = time.monotonic() + _RETRY_S
             except Exception:  # noqa: BLE001 - the thread goes on
-                _log.exception("maintenance of %s failed, and is tried again in %d s", self._newest.path, _RETRY_S)
+                _log.exception("maintenance of %s failed; it is tried again in %d s", self._newest.path, _RETRY_S)
                 again_s = time.monotonic() + _RETRY_S

@@ -145,8 +145,8 @@ def from_faiss(
         except HybridIndexError as error:
             # The generation is committed: a second import would be refused.
             _LOG.warning(
-                "%s is imported, and faiss scans its codes, for they could not be taken over: %s; "
-                "'hybridindex compress %s' takes them over", path, error, path
+                "%s is imported, but faiss scans its codes because they could not be converted: %s; "
+                "'hybridindex compress %s' converts them", path, error, path
             )  # fmt: skip
         except BaseException:
             index.close()
@@ -189,7 +189,7 @@ def _named_files(file: Path, *, allowed: bool) -> list[str]:
             "must lie below the same folder"
         )
     if len(names) > 1:
-        raise UnsupportedIndexError(f"{file} names {len(names)} other files; expected one, that holds its lists")
+        raise UnsupportedIndexError(f"{file} names {len(names)} other files; expected one, which holds its lists")
     return names
 
 
@@ -231,7 +231,7 @@ def _import(
     if duplicates.surplus:
         notes |= {"duplicate_ids": duplicates.surplus, "duplicate_id_examples": list(duplicates.examples)}
         first = duplicates.examples[0]
-        _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", name, duplicates.surplus, first)
+        _LOG.warning("%s: %d vectors repeat an id (for example %d); they are kept", name, duplicates.surplus, first)
     bare = _without_id_map(model, id_map is not None or refinement is not None)
     clear_direct_map(model.ivf)
     write_empty_model(bare, model.ivf, writer.open_file(MODEL_FILE).append)
@@ -258,8 +258,8 @@ def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
         found = max(1, min(int(ivf.nprobe), nlist))
         if found == 1 < nlist:
             _LOG.warning(
-                "%s has nprobe 1, faiss's default: a search that does not say nprobe looks into 1 of %d lists and "
-                "finds little; import it with nprobe=... (--nprobe)", name, nlist,
+                "%s has nprobe 1, faiss's default: a search without nprobe scans 1 of %d lists and finds "
+                "little; import it with nprobe=... (--nprobe)", name, nlist,
             )  # fmt: skip
         return found
     return check_count("nprobe", given, nlist)
@@ -429,7 +429,9 @@ def _map_named(ivf: Any, name: str, file: Path) -> None:
     """
     lists = require_faiss().downcast_InvertedLists(ivf.invlists)
     if type(lists).__name__ != "OnDiskInvertedLists" or lists.filename != name:
-        raise UnsupportedIndexError(f"{file} names another file, {name!r}, but not for its lists; it cannot be served")
+        raise UnsupportedIndexError(
+            f"{file} names another file, {name!r}, but does not keep its lists there; it cannot be served"
+        )
     folder = file.resolve().parent
     places = (folder / Path(name).name, folder / name, Path(name))
     target = next((place for place in places if filesystem.exists(place)), places[-1])
@@ -446,13 +448,13 @@ def _map_named(ivf: Any, name: str, file: Path) -> None:
         found = Path(reached).resolve()
         if not found.is_relative_to(folder):
             raise UnsupportedIndexError(
-                f"{file} keeps its lists in {target}, which is not below {folder}; move it beside {file.name} if it is "
-                "to be read"
+                f"{file} keeps its lists in {target}, which is not below {folder}; move it beside {file.name} to "
+                "import it"
             )
         with filesystem.performing("stat", target):
             mode = os.fstat(opened).st_mode
         if not stat.S_ISREG(mode):
-            raise CorruptIndexError(f"{file} keeps its lists in {target}, which is no file")
+            raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not a file")
         lists.filename, lists.read_only = reached, True
         _map(lists, found)
         lists.filename = str(found)

@@ -41,14 +41,14 @@ def find_refinement(outer: Any, name: str, refine: Refine | None) -> Refinement 
         around, current = current, faiss.downcast_index(current.index)
     if not isinstance(current, faiss.IndexRefine):
         if refine is not None:
-            raise InvalidInputError(f"refine is {refine!r}, and {name} holds no refinement; leave it out")
+            raise InvalidInputError(f"refine is {refine!r}, but {name} holds no refinement; leave it out")
         return None
     if refine is None:
         exact = int(current.ntotal) * int(current.d) * 4
         raise UnsupportedIndexError(
-            f"{name} holds an {type(current).__name__}: lists of codes, and every vector once more to rerank. Choose: "
+            f"{name} holds an {type(current).__name__}: lists of codes, and every vector again to rerank. Choose one: "
             f"refine='vectors' (--refine vectors) puts those vectors into the lists, {exact} bytes that are compared "
-            "exactly; refine='drop' keeps the codes alone, whose answers are worse"
+            "exactly; refine='drop' keeps only the codes, whose answers are worse"
         )
     return Refinement(outer, around, current, name, exact=refine == "vectors")
 
@@ -67,7 +67,7 @@ class Refinement:
         if exact and not all(map(_keeps_distances, self._inner)):
             raise UnsupportedIndexError(
                 f"{name}: its lists lie behind a transform that changes distances, so the refinement's vectors do not "
-                "fit them; refine='drop' (--refine drop) imports the codes alone"
+                "fit them; refine='drop' (--refine drop) imports only the codes"
             )
         self._vectors = faiss.downcast_index(refine.refine_index)
         #: What is imported: as ``outer``, the refinement taken out.

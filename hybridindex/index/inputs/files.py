@@ -38,7 +38,7 @@ def open_file(path: Path, file: VectorFile) -> np.ndarray[Any, Any] | Batches:
     if file.dtype not in (None, "bf16"):
         raise InvalidInputError(f"dtype is {file.dtype!r}; expected 'bf16' or none")
     if file.dtype is not None and ending in (*VECS, *_COLUMNS):
-        raise InvalidInputError(f"dtype is {file.dtype!r}, and {path} is no .npy file; expected no dtype")
+        raise InvalidInputError(f"dtype is {file.dtype!r}, and {path} is not a .npy file; expected no dtype")
     if ending in _COLUMNS:
         return _COLUMNS[ending](path, file)
     for name, value in (("column", file.column), ("ids_column", file.ids_column)):

@@ -464,8 +464,8 @@ class LiveStore:
         found = self.file.read()
         if found.torn:
             _log.warning(
-                "%s: the last %d bytes are no whole change, and are left out: its writer was interrupted before it "
-                "told anybody, or they are damaged",
+                "%s: the last %d bytes are ignored, because they are not a whole change: its writer was interrupted "
+                "before it acknowledged the change, or they are damaged",
                 self.file.path,
                 found.torn,
             )

@@ -117,15 +117,16 @@ def has_own(older: LogFile, newer: LogFile, first: int) -> bool:
 class LogFile:
     """The log of one generation. Knows nothing of what was read before."""
 
-    def __init__(self, path: Path, *, rows_xxh3_128: str, code_size: int, first: int) -> None:
+    def __init__(self, path: Path, *, rows_xxh3_128: str, code_size: int, nlist: int, first: int) -> None:
         """
         Args:
             rows_xxh3_128: digest of the rows of the generation.
             code_size: bytes of a row's code.
+            nlist: number of lists.
             first: number of the last change that the generation was written with; 0: none.
         """
         self.path = path
-        self._rows, self._code_size, self._first = rows_xxh3_128, code_size, first
+        self._rows, self._code_size, self._nlist, self._first = rows_xxh3_128, code_size, nlist, first
 
     def state(self) -> LogState:
         """Of the file that has the name now.
@@ -261,7 +262,7 @@ class LogFile:
 
     def _head(self, raw: bytes) -> tuple[int, int, int]:
         if len(raw) < _HEAD.size or raw[:8] != _MAGIC:
-            raise CorruptIndexError(f"{self.path} is no log of changes")
+            raise CorruptIndexError(f"{self.path} is not a log of changes")
         _, version, code_size, rows, number, n_state, check = _HEAD.unpack_from(raw)
         if check != xxhash.xxh3_64_intdigest(raw[: _HEAD.size - 8]):
             raise CorruptIndexError(f"{self.path} differs from its own checksum in its first {_HEAD.size} bytes")
@@ -304,6 +305,11 @@ class LogFile:
         gone = _integers(raw, at, n_gone)
         ids = _integers(raw, at := at + 8 * n_gone, n_rows)
         lists = _integers(raw, at := at + 8 * n_rows, n_rows)
+        if n_rows and (ids.min() < 0 or lists.min() < 0 or lists.max() >= self._nlist):
+            raise CorruptIndexError(
+                f"{self.path} is damaged: change {number} has ids or lists that cannot be; expected ids of 0 or more, "
+                f"in lists 0 to {self._nlist - 1}"
+            )
         codes: U8 = np.frombuffer(raw, np.uint8, code_bytes, at := at + 8 * n_rows).reshape(n_rows, self._code_size)
         attributes = raw[(at := at + _padded(code_bytes)) : at + n_attributes]
         change = Change(gone=gone, ids=ids, lists=lists, codes=codes, attributes=attributes)
@@ -369,5 +375,6 @@ def log_file(folder: Path, manifest: Manifest) -> LogFile:
         folder / CHANGE_LOG,
         rows_xxh3_128=manifest.files[LISTS_FILE].xxh3_128,
         code_size=manifest.code_size,
+        nlist=manifest.nlist,
         first=int(manifest.notes.get("changes", 0)),
     )

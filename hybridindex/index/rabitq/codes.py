@@ -154,7 +154,7 @@ def read_spec(generation: Path, manifest: Manifest) -> RabitqSpec | None:
     rows, metric = manifest.files[LISTS_FILE].xxh3_128, manifest.metric if spec.source == "rows" else "l2"
     said = (manifest.generation, rows, manifest.count, manifest.nlist, manifest.scan_dim, metric)
     if found != said:
-        raise CorruptIndexError(f"{file} is of other rows: it has {found}, the manifest {said}")
+        raise CorruptIndexError(f"{file} belongs to other rows: it has {found}, the manifest {said}")
     return spec
 
 

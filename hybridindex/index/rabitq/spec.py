@@ -203,13 +203,13 @@ def _from_content(content: dict[str, Any]) -> RabitqSpec:
     if spec.file != bin_name(spec.file_xxh3_128):
         raise ValueError(f"file is {spec.file!r}")
     if not all(math.frexp(scale)[0] == 0.5 for scale in (spec.f_scale, spec.g_scale)):
-        raise ValueError(f"f_scale {spec.f_scale!r} or g_scale {spec.g_scale!r} is no power of two")
+        raise ValueError(f"f_scale {spec.f_scale!r} or g_scale {spec.g_scale!r} is not a power of two")
     shape = (len(spec.candidates.k), len(spec.candidates.nprobe))
     if min(shape) < 1 or np.array(spec.candidates.r).shape != shape:
         raise ValueError(f"candidates are not {shape[0]} rows of {shape[1]}")
     numbers = (*spec.candidates.k, *spec.candidates.nprobe, *chain.from_iterable(spec.candidates.r))
     if not all(type(number) is int and number >= 1 for number in numbers):
-        raise ValueError("candidates are no numbers of 1 or more")
+        raise ValueError("candidates are not numbers of 1 or more")
     if type(spec.seed) is not int or not 0 <= spec.seed < 1 << 64:
         raise ValueError(f"seed is {spec.seed!r}")
     return spec

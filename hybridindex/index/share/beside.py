@@ -65,7 +65,9 @@ def read_ids(folder: Path, spans: I64, digests: U64) -> I64:
     try:
         raw = filesystem.read_bytes(file)
     except MissingFileError as error:
-        raise CorruptIndexError(f"{file} is missing, which searches with a filter need: make the share anew") from error
+        raise CorruptIndexError(
+            f"{file}, which searches with a filter need, is missing: make the share again"
+        ) from error
     except FileError as error:
         raise unreadable(error, file) from error
     return prove_ids(raw, spans, digests, str(file))

@@ -139,7 +139,7 @@ def renew_share(path: str | Path, source: FolderSource) -> None:
     manifest = parse_manifest(raw, f"{MANIFEST_FILE} of the source")
     digests = read_digests(folder / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
     if digests is None or filesystem.read_bytes(folder / MANIFEST_FILE) != raw:
-        raise InvalidInputError(f"{path} is no share of the index of the source")
+        raise InvalidInputError(f"{path} is not a share of the source's index")
     table = read_table(folder, manifest)
     spans = list_spans(table, manifest.code_size, manifest.layout)
     try:

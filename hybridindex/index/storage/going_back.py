@@ -47,7 +47,7 @@ def switch_back(path: Path, check: Callable[[Path], object]) -> int:
         if name is None:
             raise InvalidInputError(
                 f"path {str(path)!r} has no generation to go back to: {before or 'the current one'} replaced none, or "
-                "what it replaced is gone since it serves"
+                "what it replaced has been removed"
             )
         # Nobody logs a change meanwhile.
         with log_lock(path):

@@ -164,7 +164,7 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     if not all(_DIGEST.fullmatch(entry.xxh3_128) for entry in manifest.files.values()):
         raise ValueError("a digest is not 32 hexadecimal digits")
     if not isinstance(manifest.codec, str) or not isinstance(manifest.notes, dict):
-        raise ValueError("codec is no text, or notes are no object")
+        raise ValueError("codec is not text, or notes are not an object")
     return manifest
 
 

@@ -451,7 +451,7 @@ class Collection:
         try:
             queries = np.atleast_2d(np.asarray(vectors, dtype=np.float32))
         except (ValueError, TypeError) as error:
-            raise InvalidInputError(f"vectors are no numbers: {error}") from None
+            raise InvalidInputError(f"vectors are not numbers: {error}") from None
         if opened is None:
             return [[] for _ in queries]
         index, store = opened
@@ -562,8 +562,8 @@ class Collection:
     def _check(self, index: Index, store: LiveDocuments) -> None:
         if self._embedder and store.info.embedder and store.info.embedder != self._embedder:
             raise InvalidInputError(
-                f"the embedder is {self._embedder!r}, the documents were embedded by {store.info.embedder!r}; use that "
-                "one"
+                f"the embedder is {self._embedder!r}, but the documents were embedded by {store.info.embedder!r}; use "
+                "that one"
             )
         if self._token_starts is word_starts and store.info.tokenizer not in ("", WORDS):
             raise InvalidInputError(
@@ -573,7 +573,7 @@ class Collection:
             if index.attributes.get(name) != kind:
                 known = ", ".join(f"{n} ({k})" for n, k in index.attributes.items()) or "none"
                 raise InvalidInputError(
-                    f"column {name!r} ({kind}) is wanted, and the index has {known}; leave columns out, or see "
+                    f"column {name!r} ({kind}) is wanted, but the index has {known}; omit columns, or see "
                     "Index.set_attributes"
                 )
 

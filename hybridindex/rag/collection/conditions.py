@@ -142,7 +142,7 @@ class _Writer:
         if asked.name not in self._columns:
             known = ", ".join(f"{name} ({kind})" for name, kind in self._columns.items()) or "none"
             raise InvalidInputError(
-                f"filter names {asked.name!r}, which is no column of the index, so that searches cannot filter by it; "
+                f"filter names {asked.name!r}, which is not a column of the index, so searches cannot filter by it; "
                 f"its columns are: {known}"
             )
         name, kind, operator, value = _quoted(asked.name), self._columns[asked.name], asked.operator, asked.value

@@ -61,7 +61,7 @@ class Item:
             try:
                 (value or "").encode()
             except UnicodeError:
-                raise InvalidInputError(f"{name} holds half of a surrogate pair, which is no text") from None
+                raise InvalidInputError(f"{name} holds half of a surrogate pair, which is not text") from None
 
     def document(self, row: int) -> Document:
         """What a document store keeps of it, as row ``row`` of the index."""
@@ -157,7 +157,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
         said = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=True, default=_plain)
         said.encode()
     except UnicodeError:
-        raise InvalidInputError("metadata hold half of a surrogate pair, which is no text") from None
+        raise InvalidInputError("metadata hold half of a surrogate pair, which is not text") from None
     except (TypeError, ValueError, RecursionError) as error:
         for key, value in metadata.items():
             try:
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if hasattr(value, "item") and not isinstance(found := value.item(), type(value)):
         if isinstance(found, float) and not math.isfinite(found):
-            raise TypeError(f"{value!r} is no number of JSON")
+            raise TypeError(f"{value!r} is not a JSON number")
         return found
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
@@ -189,7 +189,7 @@ def matrix_of(vectors: Any, n: int) -> F32:
     try:
         found = np.ascontiguousarray(vectors, dtype=np.float32)
     except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"vectors are no numbers: {error}") from None
+        raise InvalidInputError(f"vectors are not numbers: {error}") from None
     if n == 0 and not found.size:
         return found.reshape(0, 0)
     if found.ndim != 2 or len(found) != n or not found.shape[1]:

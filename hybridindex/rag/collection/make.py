@@ -48,7 +48,7 @@ def alone_with(path: Path) -> Iterator[None]:
         try:
             held.enter_context(KeptLock(file, timeout_s=_WAIT_S))
         except Timeout as error:
-            raise BuildError(f"another one makes {path}; try again when it is done") from error
+            raise BuildError(f"another process is creating {path}; try again when it is done") from error
         # Who waits for the lock sees that its file is gone, and makes another one.
         held.callback(filesystem.discard, file)
         yield
@@ -93,7 +93,7 @@ def make_collection(
         In each case nothing is left.
     """
     if is_taken(path):
-        raise InvalidInputError(f"path {str(path)!r} holds something that is no index; expected a new path")
+        raise InvalidInputError(f"path {str(path)!r} holds something that is not an index; expected a new path")
     fresh = itertools.count(max((item.id for item in items if item.id is not None), default=-1) + 1)
     rows = [next(fresh) if item.id is None else item.id for item in items]
     ids = np.array(rows, dtype=np.int64)

@@ -191,7 +191,7 @@ class OpenAIEmbedder:
             raise EmbeddingError(f"{self._url} sent no embeddings of {n} texts: {shown(body)}") from error
         if vectors.ndim != 2 or not vectors.shape[1] or not np.isfinite(vectors).all():
             raise EmbeddingError(
-                f"{self._url} sent embeddings {vectors.shape} that are no vectors, or hold NaN or infinity"
+                f"{self._url} sent embeddings {vectors.shape} that are not vectors, or hold NaN or infinity"
             )
         return vectors
 

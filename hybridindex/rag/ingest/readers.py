@@ -75,7 +75,7 @@ def check_name(source: Source | GivenText) -> None:
     try:
         source.name.encode()
     except UnicodeError:
-        raise InvalidInputError(f"{source.name!r} has a name that is no UTF-8; expected another one") from None
+        raise InvalidInputError(f"{source.name!r} has a name that is not UTF-8; rename it") from None
 
 
 def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]:
@@ -94,7 +94,7 @@ def read_chunks(source: Source | GivenText, reading: Reading) -> Iterator[Chunk]
         except UnicodeError:
             raise InvalidInputError(
                 f"texts {source.name!r} hold half of a surrogate pair in passage {number} (from 0), its source or its "
-                "metadata, which is no text"
+                "metadata, which is not text"
             ) from None
         if len(chunk.text) > MAX_TEXT:
             raise InvalidInputError(

@@ -101,7 +101,7 @@ class TextFile:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidInputError(f"{self.path}, line {number}, is no JSON ({error})") from error
+            raise InvalidInputError(f"{self.path}, line {number}, is not JSON ({error})") from error
         text = found.get("text") if isinstance(found, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise InvalidInputError(f"{self.path}, line {number}, has no text; expected an object with 'text'")

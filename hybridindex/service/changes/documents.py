@@ -204,8 +204,8 @@ class DocumentWriter:
                     "changed; send fewer at a time, or give the daemon a larger embedder_timeout_s"
                 ) from error
             raise EmbeddingError(
-                f"the embedder {store.info.embedder!r} gives no vectors, so nothing was changed; the log of the daemon "
-                "says why",
+                f"the embedder {store.info.embedder!r} gives no vectors, so nothing was changed; see the log of the "
+                "daemon",
                 status=error.status,
                 retry_after_s=error.retry_after_s,
             ) from error

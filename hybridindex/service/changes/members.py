@@ -123,13 +123,13 @@ class Members:
             if self._opening is not None and self._opening.is_alive():
                 if self._wanted is not None and self._wanted[:2] == (fingerprint, generation):
                     return
-                raise BuildError("the node opens another generation; ask again when it has it")
+                raise BuildError("the node is opening another generation; try again when it has")
             if (beside := self.of(self._beside)) is not None and beside is not self.current:
                 if beside.remote.map is not None:
-                    raise BuildError(f"the node is about to serve generation {self._beside}; ask again when it does")
+                    raise BuildError(f"the node is about to serve generation {self._beside}; try again when it does")
                 self._let_go(beside.index.generation)
             if generation in self._open:
-                raise BuildError(f"the node has not closed generation {generation} of before yet; ask again later")
+                raise BuildError(f"the node has not yet closed its earlier generation {generation}; try again later")
             self._wanted = fingerprint, generation, ""
             self._opening = threading.Thread(
                 target=self._open_beside, args=(generation, fingerprint), name="hybridindex-beside", daemon=True
@@ -140,7 +140,7 @@ class Members:
         try:
             beside = self._opened(generation, fingerprint)
         except Exception as error:  # noqa: BLE001 - the manager is told
-            _log.exception("generation %d could not be opened beside", generation)
+            _log.exception("generation %d could not be opened beside the one that serves", generation)
             self._wanted = fingerprint, generation, str(error) or type(error).__name__
             return
         with self._changing:
@@ -251,7 +251,7 @@ class Members:
             except OverloadedError:
                 time.sleep(_AGAIN_S)
             except Exception:  # noqa: BLE001 - what serves goes on
-                _log.exception("generation %d did not end as it should", old.generation)
+                _log.exception("generation %d could not be closed", old.generation)
                 break
         # Changes of rows may be on their way over its connections; later ones take those of what serves.
         while old.member is not None and not old.member.changes.is_idle and not self._closed:
@@ -270,7 +270,7 @@ class Members:
                 raise InvalidInputError(f"generation {generation} serves; expected another one")
             if generation in self._open:
                 if self._state_of(generation) == "left":
-                    raise BuildError(f"searches of generation {generation} are under way; ask again later")
+                    raise BuildError(f"searches of generation {generation} are under way; try again later")
                 self._let_go(generation)
             opening = self._opening is not None and self._opening.is_alive()
             if not opening:
@@ -293,7 +293,7 @@ class Members:
             with writers_lock(path, timeout_s=_LOCK_S):
                 remove_generations(path, but=kept)
         except HybridIndexError as error:
-            _log.warning("generations of before stay on disk until this node is started anew: %s", error)
+            _log.warning("earlier generations stay on disk until this node restarts: %s", error)
 
     # What it tells
 

@@ -221,7 +221,7 @@ class RowWriter:
         """
         try:
             if not self.allowed:
-                raise WritesOffError("this daemon takes no changes of rows: its setting write is false")
+                raise WritesOffError("this daemon refuses changes of rows: its setting write is false")
             yield
         except HybridIndexError as error:
             self.counts.refused[_reason(error)] += 1
@@ -265,11 +265,11 @@ class RowWriter:
                 index.writer.most_bytes = None if self.memory_bytes is None else self.memory_bytes // 4
                 if index.ivf.generation < served().generation:
                     index.close()
-                    raise BuildError("the index went back to an older generation; try again when its nodes have")
+                    raise BuildError("the index went back to an older generation; try again when its nodes serve it")
                 if index.ivf.manifest.lineage != served().lineage:
                     index.close()
                     raise BuildError(
-                        "the index was built anew since the nodes of the cluster opened it; let them go on to it: "
+                        "the index was rebuilt after the nodes of the cluster opened it; make them serve it with: "
                         "hybridindex cluster repartition"
                     )
             self._note_shape(index)
@@ -279,7 +279,7 @@ class RowWriter:
             if kept is None:
                 index.close()
                 return
-            _log.info("this daemon writes to the index from now on; nobody else may")
+            _log.info("this daemon now writes to the index; no other process may")
 
     def _opened(self) -> Index:
         """The index, with the right to write."""
@@ -380,7 +380,7 @@ class RowWriter:
         closing.start()
         closing.join(_CLOSES_S)
         if closing.is_alive():
-            _log.warning("a compaction is under way; the end of this process interrupts it, and nothing is lost")
+            _log.warning("a compaction is under way; this process ends and interrupts it; nothing is lost")
 
 
 def _reason(error: HybridIndexError) -> str:

@@ -74,9 +74,9 @@ class Following:
         except HybridIndexError as error:
             if str(error) != self.problem:
                 self.problem = str(error)
-                _log.error("changes of the index are not seen: %s", error)
+                _log.error("changes of the index cannot be followed: %s", error)
         except Exception:  # noqa: BLE001 - the next look must come
-            _log.exception("changes of the index could not be looked for; it is tried again")
+            _log.exception("looking for changes of the index failed; it is tried again")
 
     def close(self) -> None:
         """Ends the thread."""

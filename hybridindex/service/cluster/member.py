@@ -213,7 +213,9 @@ class Member:
             before = self._thread
             if self._holding is not None and self._holding.running:
                 if not replace:
-                    raise BuildError("the node takes lists already; ask again when it has them, or replace them")
+                    raise BuildError(
+                        "the node is already taking lists; try again when it has them, or replace the request"
+                    )
                 self._holding.stop.set()
             self._holding = job = _Holding(lists.tolist(), int(self._nbytes(lists)))
             self._thread = threading.Thread(
@@ -265,7 +267,7 @@ class Member:
                 problem = error
         left = lists[~self._share.held[lists]].tolist()
         if left and not job.stop.is_set():
-            raise problem or NotHeldError(f"no node that answers has list {left[0]}, and {len(left) - 1} others")
+            raise problem or NotHeldError(f"no node that answers has list {left[0]} and {len(left) - 1} others")
 
     def _sources(self) -> Iterator[tuple[ListSource, npt.NDArray[np.bool_]]]:
         """Who may have lists, and which: what served before, nodes that answer, in turn, then the whole index."""

@@ -117,7 +117,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, PlanningError):
         return Problem(503, "no-plan", "No plan was made", str(error), retry_after_s=5)
     if isinstance(error, RefreshError):
-        detail = "an update of the plan is under way or being verified; ask again when it has ended"
+        detail = "an update of the plan is under way or being verified; try again when it has ended"
         return Problem(503, "overloaded", "Overloaded", detail, retry_after_s=5)
     if isinstance(error, DeviceError):
         return Problem(409, "device-failed", "Device failed", "a device has failed; GET /healthz says which")

@@ -54,7 +54,8 @@ class _Division:
             now = self.shared.plan_of(name)
             if name != self.own and now is not None and now.feasible and not part.plan.feasible:
                 raise InfeasiblePlanError(
-                    f"index {name} would lose its SLO: {part.plan.reason}; expected less for {self.own}, or force"
+                    f"index {name} would miss its SLO: {part.plan.reason}; expected a smaller budget for "
+                    f"{self.own}, or force"
                 )
 
     @contextlib.contextmanager
@@ -235,5 +236,5 @@ def kept(choice: PlanChoice, plan: Plan, store: ControlStore, why: str = _WHY) -
         if plan_id != current_plan_id(store, plan.index_fingerprint):
             make_current(store, plan, plan_id, verified=False, why=why)
     except StoreError as error:
-        _log.warning("a plan serves, and could not be stored: %s", error)
+        _log.warning("a plan serves, but could not be stored: %s", error)
     return replace(choice, plan=plan, plan_id=plan_id)

@@ -208,7 +208,7 @@ def _quantities(
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"{kind} has no name; expected a string")
     if unknown := sorted(set(data) - {"name", "notes", *known}):
-        raise InvalidInputError(f"{kind} {name}: {unknown[0]} is no field; expected {', '.join(known)}")
+        raise InvalidInputError(f"{kind} {name}: {unknown[0]} is not a field; expected {', '.join(known)}")
     values, sources = {}, {}
     for field in known:
         measures = next(what for end, what in _MEASURES.items() if field.endswith(end))

@@ -96,7 +96,7 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
         free, total = torch.cuda.mem_get_info(device)
         label = f"cuda:{number} ({torch.cuda.get_device_name(device)})"
     except RuntimeError as error:
-        raise DeviceBusyError(f"device {name!r} lets nobody in: {error}") from error
+        raise DeviceBusyError(f"device {name!r} cannot be opened: {error}") from error
     info = DeviceInfo(
         name=f"cuda:{number}",
         label=label,
@@ -131,7 +131,7 @@ def available_bytes(device: torch.device) -> int | None:
     try:
         free, _ = torch.cuda.mem_get_info(device)
     except RuntimeError as error:
-        raise DeviceError(f"device {device} does not say how much memory is free: {error}") from error
+        raise DeviceError(f"device {device} cannot report how much memory is free: {error}") from error
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 

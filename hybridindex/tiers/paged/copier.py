@@ -295,7 +295,7 @@ class Copier:
             if own is not None:
                 self.give_back([own], [ticket])
         if not np.array_equal(back, sent.reshape(-1)):
-            raise DeviceError(f"device {arena.device} gave back other bytes than were written")
+            raise DeviceError(f"device {arena.device} returned different bytes than were written")
         kept, self._kept = self._kept, []
         for part in kept:
             arena.pages.free(part)

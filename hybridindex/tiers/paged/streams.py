@@ -130,7 +130,7 @@ class Driver:
             self._library = ctypes.CDLL("libcuda.so.1") if library is None else library
             self._copy: Any = self._library.cuMemcpyHtoDAsync_v2
         except (OSError, AttributeError) as error:
-            raise DeviceError(f"this system's CUDA driver copies nothing: {error}") from error
+            raise DeviceError(f"this system's CUDA driver copies no data: {error}") from error
         self._copy_at = ctypes.cast(self._copy, ctypes.c_void_p).value
         #: The call that takes many copies; 0: none.
         self._batch_at = 0

@@ -151,7 +151,7 @@ def test_rows_on_disk_are_searched_profiled_and_planned(cli, idx, tmp_path, capl
         for rows, said in (("resident", True), ("mapped", False)):
             caplog.clear()
             index.router(plan, ["cpu"], rows=rows).close()
-            assert ("the plan is for rows on disk, and rows is 'resident'" in caplog.text) == said
+            assert ("the plan is for rows on disk, but rows is 'resident'" in caplog.text) == said
     profiled = cli(
         "profile", idx, "-q", tmp_path / "q.npy", "--no-device", "--max-seconds", 1, "--rows", "mapped", "--json"
     )

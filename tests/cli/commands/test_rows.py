@@ -120,7 +120,7 @@ def test_a_daemon_that_serves_the_index_does_it(cli, path, files):
         assert service.router.search(NEW, 1, 6).ids[:, 0].tolist() == list(range(5000, 5025))
         again = cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--json")
         assert again.code == 3
-        assert "are there already: 5000" in again.err
+        assert "exist already: 5000" in again.err
         assert (
             cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--upsert", "--json").json["replaced"] == 25
         )
@@ -203,7 +203,7 @@ def test_where_it_ends_early_it_says_what_is_there(cli, path, files):
     (files / "ids.txt").write_text("\n".join(map(str, [*range(5000, 5024), 5])))
     found = cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--batch", 10)
     assert "20 rows are already in the index; with ids, repeat the command with --upsert" in found.err
-    assert "are there already: 5;" in found.err
+    assert "exist already: 5;" in found.err
     assert cli("add", path, files / "new.npy", "--ids", files / "ids.txt", "--upsert", "--json").json["replaced"] == 21
 
 

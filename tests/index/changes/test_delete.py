@@ -243,7 +243,7 @@ def test_copies_have_them_deleted_and_exports_have_them_not(tmp_path):
         with hx.from_faiss(tmp_path / "x.faiss", tmp_path / "y", nprobe=NLIST) as imported, index.router() as router:
             right = router.search(clustered(5), 20, NLIST)
             assert (imported.search(clustered(5), 20, NLIST).ids == right.ids).all()
-        with pytest.raises(UnsupportedIndexError, match="a copy in layout 'blocks16' would not know it"):
+        with pytest.raises(UnsupportedIndexError, match="a copy in layout 'blocks16' would lose these changes"):
             write_layout(index.ivf, tmp_path / "z", "blocks16")
     with small_index(tmp_path / "pq", codec="pqfs12") as index:
         delete(index, [1])

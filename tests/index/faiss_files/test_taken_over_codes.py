@@ -182,7 +182,7 @@ def test_an_import_stands_whose_codes_have_no_room(tmp_path, caplog):
     with watched_by(disk), from_faiss(made_by_faiss("RaBitQ", 16), tmp_path / "i", nprobe=6) as index:
         assert disk.failed
         assert (index.count, index.rabitq) == (1500, None)
-        assert f"'hybridindex compress {tmp_path / 'i'}' takes them over" in caplog.text
+        assert f"'hybridindex compress {tmp_path / 'i'}' converts them" in caplog.text
         with opened(index) as router:
             assert router.host_scanner == "faiss"
             assert (router.search(queries_of(16), 5).ids >= 0).all()

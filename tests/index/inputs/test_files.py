@@ -253,7 +253,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], dict[str, Any], str]] = {
     "truncated npy": ("x.npy", written(lambda p: np.save(p, X)), {}, "not a readable .npy file"),
     "a deep header": ("x.npy", deep_header, {}, "not a readable .npy file"),
     "an archive": ("x.npy", lambda p: p.write_bytes(saved(np.savez)), {}, "is an archive"),
-    "an option of others": ("x.parquet", lambda p: p.touch(), {"dtype": "bf16"}, "no .npy file; expected no dtype"),
+    "an option of others": ("x.parquet", lambda p: p.touch(), {"dtype": "bf16"}, "not a .npy file; expected no dtype"),
     "a column of a matrix": ("x.npy", lambda p: np.save(p, X), {"column": "v"}, "has no columns"),
     "ids of a matrix": ("x.fvecs", lambda p: p.write_bytes(vecs(X)), {"ids_column": "v"}, "has no columns"),
     "truncated parquet": ("x.parquet", written(lambda p: pq.write_table(table(lists(X)), p)), {}, "cannot be read"),

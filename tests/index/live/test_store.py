@@ -95,7 +95,7 @@ def test_others_see_what_was_changed_and_what_was_taken_back(tmp_path, caplog):
     for _ in range(2):
         reader._look_again_s = 0.0
         assert gone_ids(reader) == [1, 4, 9]
-    assert caplog.text.count("the last 71 bytes are no whole change") == 1
+    assert caplog.text.count("the last 71 bytes are ignored, because they are not a whole change") == 1
     # Damage while it serves, in a file that is another: what is known stays, and the log says so, once.
     reader._log_state = None
     writer.file.path.write_bytes(raw[:129] + b"x" + raw[130:])

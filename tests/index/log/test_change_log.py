@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import CorruptIndexError, UnsupportedIndexError
+from hybridindex.index.log.change_log import render_log
 from tests.examples import examples
-from tests.index.live_logs import change, log_at, same
+from tests.index.live_logs import CODE_SIZE, ROWS, change, log_at, same
 
 CHANGES = [
     change([5, 3]),
@@ -125,8 +126,17 @@ def test_a_foreign_or_newer_log_is_refused(tmp_path):
         log_at(path, rows="f" * 32).read()
     for raw in (b"x" * 100, b"HXCHANGE"):
         path.write_bytes(raw)
-        with pytest.raises(CorruptIndexError, match="is no log of changes"):
+        with pytest.raises(CorruptIndexError, match="is not a log of changes"):
             log_at(path).read()
+
+
+@pytest.mark.parametrize(("name", "number"), [("lists", -1), ("lists", 4), ("ids", -1)])
+def test_rows_that_no_index_holds_are_damage_whatever_their_checksum(tmp_path, name, number):
+    crafted = change(ids=[5, 6])
+    getattr(crafted, name)[1] = number
+    (tmp_path / "log").write_bytes(render_log([crafted], rows_xxh3_128=ROWS, code_size=CODE_SIZE, number=0))
+    with pytest.raises(CorruptIndexError, match="change 1 has ids or lists that cannot be"):
+        log_at(tmp_path / "log").read()
 
 
 def test_damage_is_told_with_what_helps(tmp_path):

@@ -165,5 +165,5 @@ def test_a_share_is_renewed_whose_index_has_changed_rows(whole, tmp_path):
 def test_only_a_share_of_the_same_index_is_renewed(whole, tmp_path):
     with small_index(tmp_path / "other", n=2000) as other:
         create_share(tmp_path / "share", FolderSource(other.path))
-    with pytest.raises(InvalidInputError, match="is no share of the index of the source"):
+    with pytest.raises(InvalidInputError, match="is not a share of the source's index"):
         renew_share(tmp_path / "share", FolderSource(whole.path))

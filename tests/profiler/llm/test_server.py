@@ -116,10 +116,10 @@ def test_a_server_that_never_ends_is_left_after_the_time_given(make) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"not json", "no JSON object"),
+        (b"not json", "not a JSON object"),
         (b'{"data": [{"name": "x"}]}', "lists no models"),
         (b'{"data": []}', "serves none"),
-        (b"[" * 200_000, "no JSON object"),
+        (b"[" * 200_000, "not a JSON object"),
         (b" " * (9 << 20), "more than"),
     ],
 )

@@ -230,7 +230,7 @@ def test_a_store_that_never_changed_is_given_to_its_lineage(tmp_path):
             collection.delete([0])
             assert reader.find([0, 4])[4].document.text == "first 9"
             assert 0 not in reader.find([0])
-    with pytest.raises(InvalidInputError, match="'other', the documents were embedded by 'toy'"):
+    with pytest.raises(InvalidInputError, match="'other', but the documents were embedded by 'toy'"):
         Collection(tmp_path / "idx", embedder="other")
     with pytest.raises(DocumentStoreError, match="changes with its index"):
         write_documents(tmp_path / "idx" / "documents.sqlite", [], index_fingerprint="f", embedder="e", dim=2)
@@ -372,13 +372,13 @@ def test_what_is_no_collection(tmp_path, path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with Collection(tmp_path / "full") as collection:
-        with pytest.raises(InvalidInputError, match="holds something that is no index"):
+        with pytest.raises(InvalidInputError, match="holds something that is not an index"):
             put(collection, [1])
         with pytest.raises(InvalidInputError, match="put something first"):
             collection.index  # noqa: B018
     with pytest.raises(InvalidInputError, match="column 'x' is 'integer'; expected one of int"):
         Collection(tmp_path / "new", columns={"x": "integer"})
-    with pytest.raises(InvalidInputError, match=r"column 'x' .int. is wanted, and the index has year .int., lang"):
+    with pytest.raises(InvalidInputError, match=r"column 'x' .int. is wanted, but the index has year .int., lang"):
         Collection(path, columns={"x": "int"})
 
 
@@ -440,7 +440,7 @@ def test_damaged_metadata_are_said(path, damaged):
 def test_searches_with_too_many_neighbours_or_no_numbers(path, monkeypatch):
     with Collection(path) as collection:
         assert len(found(collection, 0, k=5000)) == 5
-        with pytest.raises(InvalidInputError, match="vectors are no numbers"):
+        with pytest.raises(InvalidInputError, match="vectors are not numbers"):
             collection.search(["a"] * DIM, 1)
         monkeypatch.setattr("hybridindex.rag.collection.collection._MOST_K", 4)
         assert len(found(collection, 0, k=4)) == 4

@@ -89,9 +89,9 @@ class Named:
 def test_the_embedder_of_queries_is_that_of_the_documents(source, documents):
     assert documents.info.embedder == "toy"
     assert Retriever(source, Named("toy"), documents).search(["oak"])
-    with pytest.raises(InvalidInputError, match="the embedder is 'openai:m', the documents were embedded by 'toy'"):
+    with pytest.raises(InvalidInputError, match="the embedder is 'openai:m', but the documents were embedded by 'toy'"):
         Retriever(source, Named("openai:m"), documents)
-    with pytest.raises(InvalidInputError, match="the embedder is 'openai:m', the documents"):
+    with pytest.raises(InvalidInputError, match="the embedder is 'openai:m', but the documents"):
         Retriever(source, CenteredEmbedder(Named("openai:m"), documents.info.mean), documents)
     with pytest.raises(InvalidInputError, match="'toy' gives 3 dimensions, the index has 16, embedded by 'toy'"):
         Retriever(source, Named("toy", 3), documents)

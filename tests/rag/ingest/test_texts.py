@@ -42,7 +42,7 @@ def test_long_texts_are_split_at_sentences_and_linked(tmp_path):
 
 
 BAD = {
-    "no JSON": ('{"text": "a"}\nwords\n', "line 2, is no JSON"),
+    "no JSON": ('{"text": "a"}\nwords\n', "line 2, is not JSON"),
     "no object": ("[1]", "line 1, has no text"),
     "no text": ('{"id": 1}', "line 1, has no text"),
     "blank text": ('{"text": "  "}', "line 1, has no text"),

@@ -160,7 +160,7 @@ def binary(vectors, numbers=None, **more):
         ({"json": {"vectors": [0] * DIM, "attributes": {"year": [1]}}}, 400, "attributes", "the index has none"),
         ({"json": {"vectors": [0] * DIM, "attributes": {"year": 1}}}, 400, "attributes", "object of lists"),
         ({"json": {"vectors": [0] * DIM}, "params": {"mode": "add"}}, 400, "'mode'", "query string"),
-        ({"json": {"vectors": FAR[:2].tolist(), "ids": [5, 9000]}}, 409, "ids", "are there already: 5;"),
+        ({"json": {"vectors": FAR[:2].tolist(), "ids": [5, 9000]}}, 409, "ids", "exist already: 5;"),
         ({"json": {"vectors": FAR[:2].tolist(), "ids": [9000, 9000]}}, 409, "ids", "given twice"),
         (binary(FAR[:, :5]), 400, "vectors", "this index has dimension"),
         (binary(FAR[:0]), 400, "vectors", "has 0 rows"),

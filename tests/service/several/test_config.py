@@ -55,7 +55,7 @@ def test_tables_of_the_file_say_more_and_the_command_line_overrides_their_paths(
         (["a=x", "b=x"], "", "indexes a and b are both x; expected a folder each"),
         (["-a=x"], "", "index name is '-a'"),
         ([], "[indexes.a]\nslo_ms = 3\n", r"\[indexes.a\] path is missing"),
-        ([], "[indexes.a]\npath = 'x'\nslo = 3\n", r"\[indexes.a\] slo is no setting; expected slo_ms"),
+        ([], "[indexes.a]\npath = 'x'\nslo = 3\n", r"\[indexes.a\] slo is not a setting; expected slo_ms"),
         ([], "[indexes.a]\npath = 'x'\nslo_ms = -3\n", r"\[indexes.a\] slo_ms is -3"),
         ([], "[indexes.a]\npath = 'x'\nplan = 'old'\n", r"\[indexes.a\] plan is 'old'"),
         ([], "[indexes]\na = 'x'\n", r"indexes.a is 'x'; expected the table \[indexes.a\]"),

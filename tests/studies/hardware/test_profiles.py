@@ -87,7 +87,7 @@ def test_a_file_of_ones_own(tmp_path):
         ({"memory_bytes": quantity("8", "GB")}, "memory_bytes has value '8'"),
         ({"memory_bytes": {"value": 8, "unit": "GB", "date": "2026"}}, "memory_bytes has no source"),
         ({"memory_bytes": {"value": 8, "unit": "GB", "source": "x"}}, "memory_bytes has no date"),
-        ({"colour": "red"}, "colour is no field"),
+        ({"colour": "red"}, "colour is not a field"),
     ],
 )
 def test_a_wrong_field_is_named(changes, says):

@@ -206,7 +206,7 @@ def test_a_gpu_without_memory_for_a_context_is_busy_and_not_missing(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(devices, "_open_context", lambda _device: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    with pytest.raises(DeviceBusyError, match="'cuda:1' lets nobody in: out of memory"):
+    with pytest.raises(DeviceBusyError, match="'cuda:1' cannot be opened: out of memory"):
         devices.resolve_device("cuda:1")
     where, info = devices.busy_device("cuda:1")
     assert (where, info.label, info.stand_in) == (torch.device("cuda", 1), "cuda:1", False)

@@ -149,7 +149,7 @@ def _numbers(options: str) -> _Numbers:
     """
     given = dict(parse_qsl(options, keep_blank_values=True, max_num_fields=_MOST_OPTIONS))
     if unknown := given.keys() - _OPTIONS:  # of a newer version: what it means must not be left out
-        raise BodyError(min(unknown)[:20], "is no option of a scan; expected of, n, d, w or r, k and f")
+        raise BodyError(min(unknown)[:20], "is not an option of a scan; expected of, n, d, w or r, k and f")
     if "r" in given and (with_ := given.keys() & {"w", "f"}):
         raise BodyError("r", f"is given with {min(with_)}; expected candidates, or lists to scan")
     n = _count(given, "n", _MOST_ROWS)

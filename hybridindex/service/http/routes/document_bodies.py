@@ -179,9 +179,9 @@ def _checked(field: str, metadata: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError:
-        raise BodyError(field, "holds half of a surrogate pair, which is no text") from None
+        raise BodyError(field, "holds half of a surrogate pair, which is not text") from None
     except (ValueError, RecursionError) as error:
-        raise BodyError(field, f"holds what JSON cannot ({short(str(error))})") from None
+        raise BodyError(field, f"holds a value that JSON cannot represent ({short(str(error))})") from None
     return metadata
 
 

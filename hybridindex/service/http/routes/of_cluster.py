@@ -146,7 +146,7 @@ class ClusterRoutes:
         given = await self._object(scope, receive, {"fingerprint", "generation"})
         fingerprint = given.get("fingerprint")
         if not isinstance(fingerprint, str):
-            raise BodyError("fingerprint", "is no text; expected that of the generation")
+            raise BodyError("fingerprint", "is not text; expected that of the generation")
         await asyncio.to_thread(self._members.open_beside, _number(given), fingerprint)
         await _answer_empty(send, 202)
 
@@ -178,7 +178,7 @@ class ClusterRoutes:
         index = member.index
         nlist = index.nlist
         if not isinstance(lists, list) or not 1 <= len(lists) <= MOST_LISTS:
-            raise BodyError("lists", f"is no list of 1..{MOST_LISTS} numbers")
+            raise BodyError("lists", f"is not a list of 1..{MOST_LISTS} numbers")
         if not all(type(each) is int and 0 <= each < nlist for each in lists):
             raise BodyError("lists", f"names lists outside 0..{nlist - 1}")
         spans = index.integrity.spans[lists]

@@ -121,7 +121,7 @@ def schema_from(data: Mapping[str, Any]) -> RAGSchema:
     known = {field.name for field in fields(RAGSchema)}
     if unknown := sorted(str(name) for name in data if name not in known):
         raise InvalidInputError(
-            f"{unknown[0][:80]} is no field of a schema; expected some of {', '.join(sorted(known))}"
+            f"{unknown[0][:80]} is not a field of a schema; expected some of {', '.join(sorted(known))}"
         )
     values = dict(data)
     if values.get("generative_llm") is None:
