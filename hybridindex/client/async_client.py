@@ -205,7 +205,7 @@ class AsyncClient(OfOneProcess):
         Raises:
             DuplicateIdError: an id is there.
             BusyWritingError: rows come faster than lists can be written anew, until the time of the call was over.
-            UnsupportedIndexError: the codec of the index takes no rows. BuildError: another process writes.
+            UnsupportedIndexError: rows of the index's codec cannot be changed. BuildError: another process writes.
         """
         asked = messages.rows_call(vectors, ids, attributes, replaces=False, key=idempotency_key)
         return messages.ids_of(await self._send(asked), ids)

@@ -157,7 +157,7 @@ class HybridIndexDocumentStore:
             batch = every[start : start + _BATCH]
             there = {} if policy == DuplicatePolicy.OVERWRITE else self._collection.get([each.id for each in batch])
             if fails and there:
-                raise DuplicateDocumentError(f"{len(there)} ids are there already, among them {next(iter(there))!r}")
+                raise DuplicateDocumentError(f"{len(there)} ids exist already, among them {next(iter(there))!r}")
             batch = [document for document in batch if document.id not in there]
             try:
                 # In their order, which is that of filter_documents.

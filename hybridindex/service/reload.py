@@ -306,7 +306,7 @@ class Generations:
 
         Raises:
             OverloadedError: an update of the plan runs; ask again when it has ended.
-            HybridIndexError: the store does not take or give the plan.
+            HybridIndexError: the store cannot be read or written.
         """
         now = self._current
         if now.router.plan is None:

@@ -99,7 +99,7 @@ def test_a_daemon_goes_on_and_says_so(launcher, index_path, disk, tmp_path):
     with Client(f"unix:{uds}", timeout_s=300) as client:
         before = client.search(queries, 5)
         fill(disk)
-        with pytest.raises(ServiceError, match="control store does not take"):
+        with pytest.raises(ServiceError, match="control store cannot be read or written"):
             client.repartition(apply=True, coverage=0.6)
         assert client.status()["plan_id"] == 1
         during = client.search(queries, 5)

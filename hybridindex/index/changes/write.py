@@ -79,7 +79,7 @@ def add(index: IVFIndex, vectors: Any, ids: Any = None, attributes: Any = None, 
 
     Raises:
         DuplicateIdError: an id is there, or given twice. InvalidInputError: names what is wrong.
-        UnsupportedIndexError: the codec takes no rows, or this is a share.
+        UnsupportedIndexError: rows of the codec cannot be changed, or this is a share.
         DamagedListsError: ids of some lists cannot be read.
         BuildError: another process writes, or the generation was replaced. FileError, DiskFullError: nothing was added.
     """
@@ -191,7 +191,7 @@ def takes_rows(index: IVFIndex) -> bool:
 
 
 def refuse_unwritable(index: IVFIndex) -> None:
-    """Raises UnsupportedIndexError: the index is a share, or takes no rows, and what does."""
+    """Raises UnsupportedIndexError: the index is a share, or its rows cannot be changed; says which can."""
     index.mapped_model()  # is it open?
     if index.share is not None:
         refuse_share(index.integrity.folder)

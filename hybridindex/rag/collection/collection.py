@@ -337,9 +337,9 @@ class Collection:
         given = [item.id for item in items if item.id is not None]
         if not replace:
             if known:
-                raise DuplicateIdError(f"{len(known)} keys are there already, among them {next(iter(known))!r}")
+                raise DuplicateIdError(f"{len(known)} keys exist already, among them {next(iter(known))!r}")
             if there := store.items(given):
-                raise DuplicateIdError(f"{len(there)} ids are there already, among them {min(there)}")
+                raise DuplicateIdError(f"{len(there)} ids exist already, among them {min(there)}")
         rows: list[int] = []
         taken = set(given)
         fresh = (row for row in itertools.count(self.next_id()) if row not in taken)

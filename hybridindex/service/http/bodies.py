@@ -51,7 +51,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limits: Li
         OverloadedError: there is no memory for it.
     """
     if b"content-encoding" in headers:
-        raise BodyError("Content-Encoding", "is not supported; send the body as it is", 415)
+        raise BodyError("Content-Encoding", "is not supported; send the body without compression", 415)
     length = headers.get(b"content-length")
     if length is not None and (len(length) > 20 or not length.isdigit() or int(length) > limits.max_body_bytes):
         raise _too_large(limits)

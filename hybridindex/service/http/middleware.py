@@ -64,7 +64,7 @@ _LARGE_BYTES = 1 << 16
 #: Polled; logged only at errors.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
 #: Of a request that was not answered when the daemon ended.
-_STOPPED = "the daemon stops before this is done; ask another one"
+_STOPPED = "the daemon stops before this request ends; ask another one"
 _QUIET_OF_INDEX = ("/series", "/events")
 
 

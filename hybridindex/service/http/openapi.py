@@ -37,22 +37,22 @@ SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "hybridin
 _WORDS = {
     400: "A field is wrong",
     401: "No key, or not a valid one",
-    403: "The key's role does not allow this, or the daemon takes no changes of rows",
+    403: "The key's role does not allow this, or the daemon refuses changes of rows",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "An id is there already, another process writes to the index, no profile to plan from, "
+    409: "An id exists already, another process writes to the index, no profile to plan from, "
     "a new target beside a fixed coverage, an infeasible plan without force, queries are "
     "not kept, a device has failed, or another generation cannot serve",
     413: "Too large",
     415: "Media type not supported",
-    422: "The index takes no rows or no documents, documents cannot be embedded here, or the idempotency key came with "
-    "another request before",
+    422: "Rows or documents of the index cannot be changed, documents cannot be embedded here, or the idempotency "
+    "key came with another request before",
     429: "This client's share of the queue is full; see Retry-After-Ms",
-    502: "A change may have been made or not: the daemon ended, or a node of a cluster was lost meanwhile.",
+    502: "A change may or may not have been made: the daemon ended, or a node of a cluster was lost during the change",
     503: "The queue is full, the daemon drains, another change is under way, rows come faster than lists can be "
-    "written anew, the embedder of documents fails, or the search needs damaged lists; see Retry-After-Ms",
+    "rewritten, the embedder of documents fails, or the search needs damaged lists; see Retry-After-Ms",
     504: "The deadline passed before the search started",
-    507: "The control store or the texts of the index cannot be used, or the disk of the index takes nothing; see "
+    507: "The control store or the texts of the index cannot be used, or the disk of the index cannot be written; see "
     "/healthz",
 }
 _RETRY_AFTER = {

@@ -108,7 +108,7 @@ SEARCHED: Schema = {
 }
 SESSION_OPENED = answer(
     closed({"session": {"type": "string", "pattern": "^[A-Za-z0-9_-]{32}$"}, "ttl_s": {**_NUMBER, "minimum": 0}}),
-    "It ends when nobody has used it for ttl_s",
+    "It ends when it was not used for ttl_s",
 )
 SESSION_STATS = answer(_described(SessionStats), "What lookahead did for this session")
 STARTED = answer(
@@ -120,14 +120,14 @@ DRAINING = answer(closed({"draining": {"const": True}}), "The daemon finishes an
 HEALTH = answer(closed({"ok": _YES, "checks": _array(_described(Check))}), "Everything that was looked at")
 PLAN = answer(
     closed({"plan_id": _nullable(_INTEGER), "plan": _nullable(_plan_summary()), "explanation": _TEXT}),
-    "The plan in force; null where the host scans everything",
+    "The plan in force; null when the host scans everything",
 )
 STORED_PLAN = answer(
-    closed({"plan_id": _INTEGER, "plan": _plan_summary(), "explanation": _TEXT}), "A plan and why it is as it is"
+    closed({"plan_id": _INTEGER, "plan": _plan_summary(), "explanation": _TEXT}), "A plan and its explanation"
 )
 RECENT = answer(
     closed({"offered": _COUNT, "kept": _COUNT}),
-    "How many were given, and how many recent queries are kept now",
+    "How many queries were given, and how many recent queries are kept now",
     {"offered": 1, "kept": 1},
 )
 PLANS = answer(
@@ -233,7 +233,7 @@ ADDED = answer(
     "change",
     {"added": 1, "replaced": 0, "ids": None, "number": 12},
 )
-COMPACTING = answer(closed({"started": {"const": True}}), "It goes on; /v1/status says when it is done")
+COMPACTING = answer(closed({"started": {"const": True}}), "The compaction continues; /v1/status says when it is done")
 COMPACTED = answer(
     closed(
         {

@@ -129,7 +129,7 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(503, "incomplete-answer", "Lists are missing", str(error), "allow_partial", _RESTORED_S)
     if isinstance(error, NotHeldError):
         # Another node has them; so has this one when its share was filled.
-        return Problem(503, "not-held", "Lists that are not held here", str(error), retry_after_s=_RESTORED_S)
+        return Problem(503, "not-held", "Lists on other nodes", str(error), retry_after_s=_RESTORED_S)
     if isinstance(error, DeadlineExceededError):
         return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
     if isinstance(error, ReloadError):
@@ -143,24 +143,24 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, InfeasiblePlanError):
         return Problem(409, "infeasible-plan", "The plan cannot meet its SLO", str(error), "force")
     if isinstance(error, DuplicateIdError):
-        return Problem(409, "duplicate-id", "Ids are there already", str(error), "ids")
+        return Problem(409, "duplicate-id", "Ids exist already", str(error), "ids")
     if isinstance(error, InvalidInputError):
         # Messages begin with the name of the field.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
     if isinstance(error, DiskFullError | NotWritableError | FileError):
-        return Problem(507, "disk", "Nothing was written", "the disk of the index takes nothing; the log says why")
+        return Problem(507, "disk", "Nothing was written", "the disk of the index cannot be written; see the log")
     if isinstance(error, BusyWritingError):
-        return Problem(503, "busy-writing", "Too many rows lately", str(error), retry_after_s=error.retry_after_s)
+        return Problem(503, "busy-writing", "Too many new rows", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, LeftBehindError):
-        words = "another process compacted the index; what it made of it is about to serve"
+        words = "another process compacted the index; its new generation is about to serve"
         return Problem(503, "overloaded", "Overloaded", words, retry_after_s=1)
     if isinstance(error, SupersededError):
-        return Problem(503, "overloaded", "Overloaded", "the index is compacted all the time", retry_after_s=1)
+        return Problem(503, "overloaded", "Overloaded", "the index is being compacted again and again", retry_after_s=1)
     if isinstance(error, WritesOffError):
         return Problem(403, "read-only", "No changes of rows", str(error))
     if isinstance(error, UnsupportedIndexError):
-        return Problem(422, "unsupported", "The index takes no rows", str(error))
+        return Problem(422, "unsupported", "Rows cannot be changed", str(error))
     if isinstance(error, NoDocumentsError):
         return Problem(422, "no-documents", "The index takes no documents", str(error))
     if isinstance(error, NoEmbedderError):
@@ -173,10 +173,10 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, BuildError):
         return Problem(409, "index-busy", "The index was not changed", str(error))
     if isinstance(error, StoreError):
-        words = "the control store does not take or give what this needs; GET /healthz and the log say why"
+        words = "the control store cannot be read or written; GET /healthz and the log say why"
         return Problem(507, "store", "Control store unavailable", words)
     if isinstance(error, ProfileError):
         return Problem(409, "no-profile", "No usable profile", "there is no profile that this needs; see the log")
     return Problem(
-        500, "internal", "Internal error", "something went wrong inside; the log says what, under this request id"
+        500, "internal", "Internal error", "the request failed inside the daemon; see the log, under this request id"
     )

@@ -41,7 +41,7 @@ class RecentQueries:
         """
         refresher = self._service.refresher
         if refresher is None:
-            raise _not_kept("the daemon follows no load; start it with --refresh")
+            raise _not_kept("the daemon keeps no recent queries; start it with --refresh")
         scope = request.scope
         read = self._search.requests.lookahead.read
         queries, options = await self._search.read(scope, request.receive, dict(scope["headers"]), read)

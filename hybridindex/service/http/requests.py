@@ -201,23 +201,23 @@ class Requests:
         budgets = f"whole bytes, 0..{_MOST_BYTES}, or a list of {n_devices} such numbers, one per device"
         each = Field(min_length=n_devices, max_length=n_devices, strict=False)
         cached = f"whole bytes of memory for rows on disk, 0..{_MOST_BYTES}, or {ALL_IN_MEMORY!r}: they are in memory"
-        window = "a number above 0. Instead of bytes: time to hide copies in."
+        window = "a number above 0. Instead of bytes: the time that hides the copies."
         deadline = (
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
             "then."
         )
         named = f"a list of at most {MAX_FILTER_IDS} integers. JSON bodies only. "
-        allowed = f"{named}Ids that may be answered; default: all. Those that no row has change nothing."
-        deleted = f"a list of at most {MAX_FILTER_IDS} integers. Those that no row has change nothing. Or where."
+        allowed = f"{named}Ids that may be answered; default: all. Unknown ids change nothing."
+        deleted = f"a list of at most {MAX_FILTER_IDS} integers. Unknown ids change nothing. Or where."
         denied = f"{named}Ids that may not be answered."
         condition = (
             f"a text of at most {MAX_WHERE_CHARACTERS} characters. JSON bodies only. A condition on attributes that "
-            "rows have to meet, as lang = 'en' AND year >= 2020."
+            "rows must meet, such as lang = 'en' AND year >= 2020."
         )
         one_id = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), WHOLE]
         partial = (
-            "a number above 0, at most 1. In a cluster, the least part of each query's work that an answer may rest on "
-            "where nodes are away or late; default: all of it, or an error."
+            "a number above 0, at most 1. In a cluster: the smallest share of each query's work that an answer may "
+            "rest on if nodes are away or late. Default: all of it, else an error."
         )
         compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 

@@ -84,7 +84,7 @@ def parsed_bytes(body: bytes) -> int:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise BodyError("body", f"holds {name}, which is no JSON number")
+    raise BodyError("body", f"holds {name}, which is not a JSON number")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def read_rows(value: Any, most: int, dim: int, field: str = "queries") -> F32:
     except (TypeError, ValueError):
         raise BodyError(field, f"has rows of different lengths; expected {dim} numbers each") from None
     if array is None:
-        raise BodyError(field, f"holds something else than numbers; expected (n, {dim}) of them")
+        raise BodyError(field, f"holds something other than numbers; expected (n, {dim}) of them")
     return array
 
 

@@ -198,7 +198,7 @@ def words(call, *given):
         ({"deadline_ms": False}, f"deadline_ms is False; expected {A_DAY}"),
         ({"deadline_ms": 86_400_001}, f"deadline_ms is 86400001; expected {A_DAY}"),
         ({"deadline_ms": 10**400}, f"deadline_ms is 1{'0' * 56}...; expected {A_DAY}"),
-        ({"queries": [[1, True, 0, 0]]}, "queries holds something else than numbers; expected (n, 4) of them"),
+        ({"queries": [[1, True, 0, 0]]}, "queries holds something other than numbers; expected (n, 4) of them"),
         ({"queries": [[1, 2, 3, 4], 5]}, "queries has rows of different lengths; expected 4 numbers each"),
         ({"queries": [1, 2, 3, 10**400]}, "queries holds a number that is larger than any float32"),
     ],

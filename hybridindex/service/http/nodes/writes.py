@@ -117,10 +117,10 @@ class NodeWrites:
                 if problem is not None and problem.name != _NOT_THE_WRITER:
                     raise ProblemError(problem)
             if time.monotonic() > ends_s:
-                raise OverloadedError("no node of the cluster writes now: nothing has changed", retry_after_s=1)
+                raise OverloadedError("no node of the cluster can write now: nothing was changed", retry_after_s=1)
             await asyncio.sleep(_AGAIN_S)
             if await request.is_disconnected():  # who asked believes that nothing was made, or asks again
-                raise OverloadedError("nobody waits for the change any more: nothing has changed", retry_after_s=1)
+                raise OverloadedError("the client no longer waits: nothing was changed", retry_after_s=1)
 
     async def _ask(
         self, writer: str, target: str, body: bytes, kind: str, lines: str, limit_s: float | None
@@ -133,8 +133,8 @@ class NodeWrites:
             return None
         except Exception as error:  # noqa: BLE001 - of the connection
             words = (
-                f"node {writer} was lost while it made the change ({error}), which may be made or not; where the same "
-                "ids may be written again, replace or delete them once more"
+                f"node {writer} was lost while it made the change ({error}), which may or may not have been made; "
+                "if the same ids may be written again, replace or delete them once more"
             )
             return Problem(502, "unknown-outcome", "Unknown outcome", words)
         return answer if status in (200, 202) else _problem(status, answer)

@@ -32,8 +32,8 @@ KEY_PARAMETER: list[dict[str, Any]] = [
         "name": "Idempotency-Key",
         "in": "header",
         "schema": {"type": "string", "pattern": f"^[!-~]{{1,{_MOST_KEY_CHARACTERS}}}$"},
-        "description": "A name for this change. The same one with the same request, within a day, changes nothing and "
-        "has the same answer.",
+        "description": "A name for this change. The same name with the same request within a day changes nothing more "
+        "and returns the same answer.",
     }
 ]
 
@@ -113,7 +113,7 @@ class Changing:
             if not self._service.admission.draining:
                 raise
             # The drain has lasted as long as it may.
-            words = "the daemon ends while it makes the change, which may be made or not"
+            words = "the daemon ends during the change, which may or may not have been made"
             raise ProblemError(Problem(502, "unknown-outcome", "Unknown outcome", words)) from None
         if again:
             headers["idempotency-replayed"] = "true"

@@ -26,7 +26,7 @@ _Source = Annotated[
     Field(
         min_length=1,
         max_length=_MOST_NAME,
-        description=f"a text of 1..{_MOST_NAME} characters. Names the document: the same one again replaces it.",
+        description=f"a text of 1..{_MOST_NAME} characters. Names the document: one with the same source replaces it.",
     ),
 ]
 
@@ -45,7 +45,7 @@ class _Document(TypedDict, total=False):
     format: Annotated[
         Literal["text", "html"],
         Field(
-            description="text or html. A heading of Markdown begins another chunk; of HTML, what readers see is taken. "
+            description="text or html. A Markdown heading begins a new chunk; from HTML, the visible text is taken. "
             "Default: text.",
             json_schema_extra={"default": "text"},
         ),
@@ -53,8 +53,8 @@ class _Document(TypedDict, total=False):
     metadata: Annotated[
         dict[str, Any],
         Field(
-            description="an object. Of each chunk. What has the name of an attribute of the index can be filtered by, "
-            "and has to be of its kind."
+            description="an object. Metadata of each chunk. A key that names an attribute can be filtered by; "
+            "its value must be of that kind."
         ),
     ]
 
@@ -64,7 +64,7 @@ class DocumentsBody(Body):
 
     def __init__(self, limits: Limits) -> None:
         most = limits.max_documents
-        said = f"a list of 1..{most} objects. Documents, each of another source."
+        said = f"a list of 1..{most} objects. Documents, each with a different source."
         how = (
             f"an integer 1..{_MOST_WORDS}. Most words of a chunk. Default: as each document was read before, else as "
             f"most of the index were, else {_USUAL_WORDS}."
@@ -139,8 +139,8 @@ class SourcesBody(Body):
 
     def __init__(self, limits: Limits) -> None:
         said = (
-            f"a list of 1..{limits.max_documents} texts of 1..{_MOST_NAME} characters. Sources of documents. Those of "
-            "which there is nothing change nothing."
+            f"a list of 1..{limits.max_documents} texts of 1..{_MOST_NAME} characters. Sources of documents. Unknown "
+            "sources change nothing."
         )
 
         @closed

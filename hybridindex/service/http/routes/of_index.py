@@ -88,7 +88,7 @@ class IndexRoutes:
                 {200: answers.STORED_PLAN, **read, **openapi.problems(400, 404)},
             ),
             (
-                "GET", "/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
+                "GET", "/plan/tradeoff", self.tradeoff, "Predicted latency and hit rate for other device bytes", {},
                 {200: answers.TRADEOFF, **read},
             ),
             (

@@ -61,7 +61,7 @@ class RowRoutes:
                 {200: answers.DELETED, **taken},
             ),
             (
-                "POST", "/compact", self.compact, "Write the lists anew, with what came; admin", COMPACT.document,
+                "POST", "/compact", self.compact, "Rewrite the lists with all changes; admin", COMPACT.document,
                 {200: answers.COMPACTED, 202: answers.COMPACTING, **taken},
             ),
         )  # fmt: skip

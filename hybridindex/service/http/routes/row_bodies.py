@@ -25,12 +25,12 @@ _NPY = "application/x-npy"
 _NULLABLE = frozenset({"ids", "attributes"})
 
 _Id = Annotated[int, Field(ge=0, lt=1 << 63), WHOLE]
-_IDS = "a list of integers of 0 or more, one for each vector, each once. Default: numbers above all that are there."
+_IDS = "a list of different integers of 0 or more, one for each vector. Default: numbers above all existing ids."
 _ATTRIBUTES = (
-    "an object of lists, each with a value for each vector. Of attributes that the index has; dates are texts of ISO "
-    "8601. Default: missing values."
+    "an object of lists, each with a value for each vector. Attributes of the index; dates are ISO 8601 texts. "
+    "Default: missing values."
 )
-_MODE = "add or upsert. add refuses ids that are there, upsert replaces their rows. Default: add."
+_MODE = "add or upsert. add refuses existing ids; upsert replaces their rows. Default: add."
 
 
 @closed
@@ -45,7 +45,7 @@ class _Compact(TypedDict, total=False):
     wait: Annotated[
         bool,
         Field(
-            description="true or false. Whether to answer when it is done, and not when it has begun.",
+            description="true or false. true: answer when the compaction is done; false: when it has begun.",
             json_schema_extra={"default": False},
         ),
     ]
