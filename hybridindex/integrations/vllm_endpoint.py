@@ -241,7 +241,7 @@ def _open_beside(settings: PluginSettings, config: ServiceConfig) -> Service:
         wanted = tier.capacity_bytes + tier.reserved_bytes
         if tier.disabled_reason or tier.failure is not None:
             _log.warning(
-                "%s: the host serves in its place: %s. hybridindex vllm-args says what vLLM may take beside a plan",
+                "%s: the host serves in its place: %s. For what vLLM may take beside a plan, run hybridindex vllm-args",
                 tier.label,
                 tier.disabled_reason or tier.failure,
             )

@@ -151,13 +151,13 @@ def _view_of_plan(ivf: IVFIndex, store: ControlStore, plan_id: int, precision: P
         if any(is_of_codes(made) for made in profiles):
             problem = f"; {ivf.rows.rabitq_problem}" if ivf.rows.rabitq_problem else ""
             raise ProfileMismatchError(
-                f"plan {plan_id} is for codes that this index does not have: they were removed or replaced, are "
+                f"plan {plan_id} is of codes that this index does not have: they were removed or replaced, are "
                 f"damaged, or belong to another index{problem}; run profile and plan again, or name another plan"
             )
         return views[0]  # of another index: as above
     if named.fingerprint not in {view.fingerprint for view in views}:
         raise ProfileMismatchError(
-            f"precision is {precision!r}, but plan {plan_id} is for {precision_of(named)}; name a plan of that "
+            f"precision is {precision!r}, but plan {plan_id} is of {precision_of(named)}; name a plan of that "
             "precision, or give precision 'auto'"
         )
     return named

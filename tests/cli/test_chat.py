@@ -135,7 +135,7 @@ def test_a_conversation_outlives_a_server_that_fails(cli, index, serve, monkeypa
     monkeypatch.setattr("hybridindex.cli.console.out.input", read)
     shown = cli("chat", index, "--llm", serve(lambda h, _: stream(h, *lines.pop(0))).url, "--model", "m")
     assert shown.code == 0, shown.err
-    assert "no event stream" in shown.err
+    assert "not an event stream" in shown.err
     assert "there" in shown.out
 
 

@@ -85,7 +85,7 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
     double.vectors_of = lambda asked: [[1.0, 2.0]] * len(asked)
     refused = cli("chat", tmp_path / "idx", *asked, "--embedder-url", double.url)
     assert refused.code == ExitCode.BAD_INPUT
-    assert "'openai:toy' gives 2 dimensions, the index has 16, embedded by 'openai:toy'" in refused.err
+    assert "'openai:toy' gives 2 dimensions, but the index has 16, embedded by 'openai:toy'" in refused.err
 
 
 def passages_of(cli, double, index, k=3):
@@ -249,7 +249,7 @@ def test_who_builds_beside_another_is_told(cli, double, file, tmp_path, monkeypa
     with alone_with(tmp_path / "idx"):
         refused = cli("ingest", file, tmp_path / "idx", *words)
     assert refused.code != 0
-    assert "another one makes" in unwrapped(refused.err)
+    assert "another process is creating" in unwrapped(refused.err)
     assert cli("ingest", file, tmp_path / "idx", *words).code == 0
     assert sorted(found.name for found in tmp_path.iterdir()) == ["idx", "texts.jsonl"]
 

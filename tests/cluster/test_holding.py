@@ -45,7 +45,7 @@ def held(node):
 
 def test_lists_on_their_way_give_way_to_others(node):
     node.hold(lists(*range(10)), NEVER)
-    with pytest.raises(ServiceError, match="takes lists already"):
+    with pytest.raises(ServiceError, match="is already taking lists"):
         node.hold(lists(20, 21), None)
     wait_until(lambda: node.node()["holding"]["lists_left"] == 9)
     node.hold(lists(20, 21), None, replace=True)

@@ -197,7 +197,7 @@ def test_keys_are_shown_to_nobody_that_a_copied_or_shared_folder_names(tmp_path,
     if what == "writable":
         (index / "cluster" / "cluster.json").chmod(0o666)
     monkeypatch.setattr("hybridindex.cluster.reach.Client", None)  # nobody is asked
-    with pytest.raises(InvalidInputError, match="copy of it" if what == "copied" else "others may write"):
+    with pytest.raises(InvalidInputError, match="a copy" if what == "copied" else "others may write"):
         client_of(index, key="secret")
 
 

@@ -104,7 +104,7 @@ def test_a_plan_that_is_acknowledged_after_the_store_is_deleted_lasts(launcher, 
     child.wait_for('"urls"')
     with Client(f"unix:{uds}", timeout_s=300) as client:
         (index_path / "control.sqlite").unlink()
-        child.wait_for("its current one")
+        child.wait_for("its current plan")
         applied = client.repartition(apply=True, coverage=0.6)["plan_id"]
     child.end()  # by SIGKILL
     with restarted(index_path) as service:

@@ -226,9 +226,9 @@ def test_codes_that_hardly_pay_are_said_to(tmp_path, caplog):
             spec = compress(index, 1, queries=queries)
             number = spec.candidates_for(10, 4)
             assert (number > 500) == (offset > 0)
-    said = f"takes rows: searches by them compare {number:,} candidates for k 10 at nprobe 4, of some 2,000 rows"
+    said = f"scans rows: searches by them compare {number:,} candidates for k 10 at nprobe 4, of some 2,000 rows"
     assert caplog.text.count("hardly pay") == caplog.text.count(said) == 1
-    assert "more bits need fewer, and so do vectors and queries whose mean was taken off" in caplog.text
+    assert "more bits need fewer candidates, and so do vectors and queries whose mean was taken off" in caplog.text
 
 
 def test_few_queries_are_said_to_be_few(make_index, caplog):
@@ -268,7 +268,7 @@ def test_queries_of_another_shape_are_refused(make_index):
     with make_index() as index:
         with pytest.raises(InvalidInputError, match=r"queries has shape \(5, 9\); expected \(n, 16\)"):
             compress(index, queries=np.zeros((5, 9), np.float32))
-        with pytest.raises(InvalidInputError, match="queries holds none"):
+        with pytest.raises(InvalidInputError, match="queries is empty"):
             compress(index, queries=np.zeros((0, 16), np.float32))
         assert index.rabitq is None
 
@@ -464,7 +464,7 @@ DAMAGE = {
     "no JSON": (lambda path: (generation(path) / SPEC_FILE).write_bytes(b"{"), "is not valid JSON"),
     "foreign": (lambda path: (generation(path) / SPEC_FILE).write_bytes(b"{}\n"), "is not a hybridindex rabitq"),
     "a newer version": (_newer, "format_version 7; this hybridindex reads up to 2: upgrade it"),
-    "other rows": (_other_rows, "is of other rows"),
+    "other rows": (_other_rows, "belongs to other rows"),
 }
 
 

@@ -70,7 +70,7 @@ def test_a_line_without_end_and_an_answer_without_end_are_cut_off() -> None:
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (b"<html>\n", "no event stream"),
+        (b"<html>\n", "not an event stream"),
         (b"data: {\n\n", "not a JSON object"),
         (b"data: 5\n\n", "not a JSON object"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "not a JSON object"),

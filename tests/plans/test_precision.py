@@ -113,7 +113,7 @@ def test_a_named_plan_that_cannot_serve_says_what_it_is_of(index):
     )
     with index.store() as store:
         for number, precision, held in ((of_rows, "codes", "rows"), (of_codes, "rows", "codes")):
-            said = f"precision is '{precision}', and plan {number} is of {held}"
+            said = f"precision is '{precision}', but plan {number} is of {held}"
             with pytest.raises(ProfileMismatchError, match=said):
                 choose_view(index.ivf, store, number, precision)
         store.save_profile(replace(codes, id=None, index_fingerprint="other codes"))

@@ -166,7 +166,7 @@ def test_a_pipeline_talks_to_a_server(serve, retriever):
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        ([b"<html>busy</html>\n"], "no event stream"),
+        ([b"<html>busy</html>\n"], "not an event stream"),
         ([b"data: {nonsense\n\n"], "not a JSON object"),
         ([b"data: 5\n\n"], "not a JSON object"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], "not a JSON object"),

@@ -105,10 +105,10 @@ def test_an_embedder_that_does_not_fit(remote, documents, router, transport):
         def embed(self, texts):
             return embedder().embed(texts).repeat(2, axis=1)
 
-    with pytest.raises(InvalidInputError, match="gives 32 dimensions, the index has 16"):
+    with pytest.raises(InvalidInputError, match="gives 32 dimensions, but the index has 16"):
         Retriever(remote.source, Wider(), documents)
     for source in (remote.source, router):
-        with pytest.raises(InvalidInputError, match="the embedder gives 32 dimensions, the index has 16"):
+        with pytest.raises(InvalidInputError, match="the embedder gives 32 dimensions, but the index has 16"):
             Retriever(source, Wider(), None)
     # Nobody to be asked: the first search says it.
     transport.down = True

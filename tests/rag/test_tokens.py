@@ -86,8 +86,10 @@ def test_a_store_that_does_not_name_its_tokens_is_counted_alike(source, subwords
 
 def test_tokens_of_another_kind_are_refused(source, router, subwords, retriever):
     with DocumentStore(subwords) as store:
-        complaint = rf"finds 96 tokens in the first 8 passages, .* has {sum(len(p.starts) for p in store.first(8))} of"
-        with pytest.raises(InvalidInputError, match=complaint + ", of 'letters'; give"):
+        complaint = (
+            rf"finds 96 tokens in the first 8 passages, .* has {sum(len(p.starts) for p in store.first(8))} tokens of"
+        )
+        with pytest.raises(InvalidInputError, match=complaint + " 'letters'; give"):
             write(retriever_of(source, store), PeriodicRetrieval(token_starts=word_starts), *CHUNKS)
         with pytest.raises(InvalidInputError, match="finds 96 or 96 tokens"):
             retriever_of(source, store, embedder()).token_starts()

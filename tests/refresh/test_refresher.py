@@ -251,7 +251,7 @@ def test_a_stale_proposal_is_refused_and_so_is_one_during_an_update(make_world):
         world.refresher.apply(other)
     world.serve(2, seed=15, moved=True)
     assert world.refresher.status().stage is CycleStage.IDLE
-    with pytest.raises(RefreshError, match="serves no more"):
+    with pytest.raises(RefreshError, match="no longer serves"):
         world.refresher.apply(other)
 
 

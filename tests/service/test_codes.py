@@ -319,7 +319,7 @@ def test_a_daemon_with_rows_on_disk_refuses_plans_of_rows(coded_path, make_servi
     rows, codes = plans_of_both(coded_path)
     service = make_service(router={"rows": "mapped"})
     assert not service.router.devices
-    with pytest.raises(ProfileMismatchError, match=f"precision is 'codes', and plan {rows} is of rows"):
+    with pytest.raises(ProfileMismatchError, match=f"precision is 'codes', but plan {rows} is of rows"):
         service.apply_plan(str(rows), apply=True, force=True)
     assert service.apply_plan(str(codes), apply=True, force=True)["plan_id"] == codes
     assert service.router.devices
@@ -361,7 +361,7 @@ def test_a_daemon_by_codes_plans_codes_and_refuses_plans_of_rows(coded_path, mak
     assert service.router.residency.n_resident == len(service.router.plan.resident_lists) == 6
     events = ask(service, "GET", "/v1/events").json()["events"]
     assert answer["plan_id"] in [e["payload"].get("plan_id") for e in events if e["kind"] == "plan_current"]
-    with pytest.raises(InvalidInputError, match=f"plan {rows} is of rows, and the daemon searches by codes"):
+    with pytest.raises(InvalidInputError, match=f"plan {rows} is of rows, but the daemon searches by codes"):
         service.apply_plan(str(rows), apply=True, force=True)
     assert service.apply_plan(str(codes), apply=True, force=True)["plan_id"] == codes
     # What was made last, of codes.

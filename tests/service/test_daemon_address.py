@@ -60,7 +60,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path):
 def test_what_is_no_socket_is_left_alone(tmp_path):
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(ServiceError, match="no socket"):
+    with pytest.raises(ServiceError, match="is not a socket"):
         bind_unix(path)
     assert path.read_text() == "data"
 
@@ -68,7 +68,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path):
 def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "target").write_text("data")
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    with pytest.raises(ServiceError, match="no socket"):
+    with pytest.raises(ServiceError, match="is not a socket"):
         bind_unix(tmp_path / "link")
 
 

@@ -122,5 +122,5 @@ def test_batches_that_do_not_copy_what_they_should_are_not_used(fault, caplog):
 
 
 def test_a_system_without_a_driver_says_so():
-    with pytest.raises(DeviceError, match="copies nothing"):
+    with pytest.raises(DeviceError, match="copies no data"):
         Driver(object())

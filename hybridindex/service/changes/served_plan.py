@@ -89,8 +89,8 @@ class ServedPlan:
         if not closed and view.fingerprint != now.planned.fingerprint:
             if choice.isdecimal():
                 raise InvalidInputError(
-                    f"plan {choice} is for {precision_of(view)}, but the daemon searches by "
-                    f"{precision_of(now.planned)}; expected a plan for these, or a daemon with precision "
+                    f"plan {choice} is of {precision_of(view)}, but the daemon searches by "
+                    f"{precision_of(now.planned)}; expected a plan of these, or a daemon with precision "
                     f"{precision_of(view)!r}"
                 )
             view = now.planned

@@ -71,6 +71,10 @@ class Frontier:
         return self.within(ttft_s) or self.best_ttft
 
 
+#: Relative. Sums of the same terms in another order differ by less: such schedules are as good as each other.
+_SAME = 1e-12
+
+
 class Incumbents:
     """The frontier so far. Not thread-safe."""
 
@@ -85,13 +89,15 @@ class Incumbents:
             return np.zeros(len(ttft), dtype=bool)
         # Sorted by time: the last one that is not slower has the most throughput among those.
         at = np.searchsorted(self._ttft, ttft, side="right") - 1
-        return np.asarray((at >= 0) & (self._value[np.maximum(at, 0)] >= value))
+        return np.asarray((at >= 0) & (self._value[np.maximum(at, 0)] >= value * (1 - _SAME)))
 
     def add(self, schedules: Sequence[Schedule]) -> None:
         """Adds schedules and drops what they beat."""
         kept: list[Schedule] = []
         for schedule in sorted([*self.schedules, *schedules], key=lambda s: (s.ttft_s, -s.qps_per_chip)):
-            if not kept or schedule.qps_per_chip > kept[-1].qps_per_chip:
+            if not kept or schedule.qps_per_chip > kept[-1].qps_per_chip * (1 + _SAME):
+                if kept and schedule.ttft_s <= kept[-1].ttft_s * (1 + _SAME):
+                    kept.pop()
                 kept.append(schedule)
         self.schedules = kept
         self._ttft = np.array([s.ttft_s for s in kept])

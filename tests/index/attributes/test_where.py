@@ -179,7 +179,7 @@ def test_nan_is_a_value_that_compares_as_in_ieee_754():
         ("read_csv('/etc/passwd') = 1", "expected =, <>"),
         ("CASE WHEN open THEN open END", "expected"),
         ("year::text = 'a'", "a column on one side"),
-        ("year = $1", "no attribute"),
+        ("year = $1", "not an attribute"),
         ("year = ?", "expected =, <>"),
         ("lang LIKE 'a!%' ESCAPE '!'", "expected"),
         ("year = 0x1F", "expected"),

@@ -393,7 +393,7 @@ def test_rows_that_came_may_be_bounded_below_the_bytes_of_the_lists(tmp_path, mo
         index.add(MORE[:100])  # any index gets as much
         monkeypatch.setattr(writer_module, "_MOST_BYTES", 1000)
         assert index.ivf.live.added.nbytes > 2000
-        with pytest.raises(BusyWritingError, match="more than the 2000 that are taken"):
+        with pytest.raises(BusyWritingError, match="more than the 2000 allowed"):
             index.add(MORE[100:101])
         index.writer.most_bytes = None
         index.add(MORE[100:101])

@@ -134,7 +134,7 @@ def test_duplicate_ids_are_kept_and_reported(tmp_path: Path, caplog: pytest.LogC
     index = from_faiss(tmp_path / "a.faiss", tmp_path / "i")
     assert index.manifest.notes["duplicate_ids"] == 3
     assert index.manifest.notes["duplicate_id_examples"] == [2, 8]
-    assert "3 vectors repeat an id (2, for one)" in caplog.text
+    assert "3 vectors repeat an id (for example 2)" in caplog.text
     kept = np.concatenate([index.list_ids(list_id) for list_id in range(12)])
     np.testing.assert_array_equal(np.sort(kept), np.sort(ids))
 
@@ -400,7 +400,7 @@ def test_a_refinement_behind_fewer_dimensions_can_only_be_dropped(tmp_path: Path
 
 
 def test_refine_is_for_refinements(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="refine is 'drop', and the IndexIVFFlat holds no refinement"):
+    with pytest.raises(InvalidInputError, match="refine is 'drop', but the IndexIVFFlat holds no refinement"):
         from_faiss(make_faiss("IVF12,Flat"), tmp_path / "i", refine="drop")
     with pytest.raises(InvalidInputError, match="refine is 'both'; expected 'vectors', 'drop' or none"):
         from_faiss(make_faiss("IVF12,Flat"), tmp_path / "i", refine="both")  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ COMPLETIONS = [
         r"status 500\): 'CUDA out of memory'",
     ),
     ("html", send(b"<html><body>502 Bad Gateway</body></html>", 502), "status 502.*Bad Gateway"),
-    ("not json", stream(b"hello\n\n"), "no event stream"),
+    ("not json", stream(b"hello\n\n"), "not an event stream"),
     ("garbage", garbage, "RemoteProtocolError"),
     ("compressed", compressed, "answers compressed"),
     ("redirect", elsewhere, "status 302"),

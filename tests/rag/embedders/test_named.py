@@ -93,7 +93,7 @@ def test_the_embedder_of_queries_is_that_of_the_documents(source, documents):
         Retriever(source, Named("openai:m"), documents)
     with pytest.raises(InvalidInputError, match="the embedder is 'openai:m', but the documents"):
         Retriever(source, CenteredEmbedder(Named("openai:m"), documents.info.mean), documents)
-    with pytest.raises(InvalidInputError, match="'toy' gives 3 dimensions, the index has 16, embedded by 'toy'"):
+    with pytest.raises(InvalidInputError, match="'toy' gives 3 dimensions, but the index has 16, embedded by 'toy'"):
         Retriever(source, Named("toy", 3), documents)
     # One without a name is compared by its dimension alone.
     assert Retriever(source, CenteredEmbedder(embedder(), documents.info.mean), documents).search(["oak"])

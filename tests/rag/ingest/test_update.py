@@ -428,7 +428,7 @@ def test_names_that_are_no_utf_8_are_left_out(run, folder):
     (folder / os.fsdecode(b"\xff.md")).write_text("words")
     done = run(folder)
     assert counts(done)[0] == {"added": 3, "failed": 1}
-    assert "no UTF-8" in next(iter(done.failed.values()))
+    assert "is not UTF-8" in next(iter(done.failed.values()))
 
 
 def test_a_folder_that_is_gone_takes_its_texts_along(run, folder, tmp_path, texts):

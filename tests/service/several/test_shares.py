@@ -390,7 +390,7 @@ def test_no_slo_is_lost_without_force(open_indexes, monkeypatch):
     part = division.divided["code"]
     monkeypatch.setattr(type(part.plan), "feasible", property(lambda plan: plan is not part.plan))
     assert part.plan is not code.router.plan
-    with pytest.raises(InfeasiblePlanError, match="index code would lose its SLO"):
+    with pytest.raises(InfeasiblePlanError, match="index code would miss its SLO"):
         division.refuse(force=False)
     division.refuse(force=True)
 

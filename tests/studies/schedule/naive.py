@@ -63,7 +63,9 @@ def frontier(schema, resources):
                         points += [(ttft, min(rate, max(rates)) / cost) for ttft, rate in found]
     best: list[tuple[float, float]] = []
     for ttft, value in sorted(points, key=lambda p: (p[0], -p[1])):
-        if not best or value > best[-1][1]:
+        if not best or value > best[-1][1] * (1 + 1e-12):  # what rounding makes different is not
+            if best and ttft <= best[-1][0] * (1 + 1e-12):
+                best.pop()
             best.append((ttft, value))
     return best
 

@@ -223,7 +223,7 @@ def test_a_device_that_gives_back_other_bytes_does_not_work(stream, monkeypatch)
     copier.probe()
     reading = copier.read_back
     monkeypatch.setattr(copier, "read_back", lambda pages: reading(pages) ^ 1)
-    with pytest.raises(DeviceError, match="other bytes"):
+    with pytest.raises(DeviceError, match="different bytes"):
         copier.probe()
     assert arena.pages.n_free == N_PAGES
 
