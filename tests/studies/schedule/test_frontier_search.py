@@ -13,6 +13,7 @@ from benchmarks.papers.schedule_burst import play_burst
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import chip, model, server
 from hybridindex.studies.schedule import RAGSchema, Resources, case, llm_extension, search
+from hybridindex.studies.schedule.frontier import Incumbents
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.stages.decoding import decodings
 from hybridindex.studies.schedule.stages.stage_costs import StageCosts
@@ -30,6 +31,20 @@ def small(**changes):
 
 def points(frontier):
     return [(s.ttft_s, s.qps_per_chip) for s in frontier.schedules]
+
+
+def test_schedules_that_only_rounding_tells_apart_are_one_point():
+    one = search(SMALL, small()).best_ttft
+    faster, slower = (replace(one, requests_per_s=one.requests_per_s * (1 + sign * 1e-15)) for sign in (1, -1))
+    late = replace(one, ttft_s=2 * one.ttft_s)
+    best = Incumbents()
+    best.add([one, replace(faster, ttft_s=late.ttft_s)])
+    assert best.schedules == [one]
+    assert best.beat(np.array([late.ttft_s]), np.array([faster.qps_per_chip])).all()
+    # As fast, and with more throughput: it takes the place.
+    better = replace(one, ttft_s=one.ttft_s * (1 + 1e-15), requests_per_s=2 * one.requests_per_s)
+    best.add([slower, better])
+    assert best.schedules == [better]
 
 
 @pytest.mark.parametrize(
