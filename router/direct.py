@@ -6,6 +6,7 @@ the time that the scan does.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +17,23 @@ from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.request import GivenProbes
 from hybridindex.router.batch.split import split_probes
 from hybridindex.router.batch.stages import ADDED_SCAN, COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
+from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.added_scanner import AddedScanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I64, SearchResult
+
+if TYPE_CHECKING:
+    from hybridindex.router.remote.remote_lists import RemoteLists
 
 __all__ = ["DirectSearch", "Stages"]
 
 #: While more of the latest calls than this probed lists that are not here, few calls are quantized to see it.
 _MOST_IN_VAIN = 0.75
-#: What one call that was quantized counts in that part; what is left of the part after one that was not.
+#: What a batch takes beyond a call on its own thread, about. A scan of codes, after which is known which rows it needs,
+#: is begun while those in vain take less than the others save.
+_SAVED_S = 0.2e-3
+#: What one call that was tried counts in that part, and its scan in the mean; what is left of the part after one that
+#: was not.
 _WEIGHT, _KEPT = 0.1, 0.998
 
 #: Of a call: name, start and end of each, as of :func:`time.perf_counter`.
@@ -34,9 +43,13 @@ Stages = tuple[tuple[str, float, float], ...]
 class DirectSearch:
     """Quantizes, scans and compares. One call at a time."""
 
-    def __init__(self, parts: RouterParts, added: AddedScanner) -> None:
-        """``parts``: of a router without devices, whose host scans with the extension."""
-        self._added = added
+    def __init__(self, parts: RouterParts, added: AddedScanner, remote: RemoteLists | None = None) -> None:
+        """
+        Args:
+            parts: of a router without devices, whose host scans with the extension.
+            remote: of a node of a cluster, whose codes are those of all lists.
+        """
+        self._added, self._remote = added, remote
         self._index = index = parts.index
         self._integrity = index.integrity
         self._host = host = parts.host
@@ -46,8 +59,9 @@ class DirectSearch:
         self._list_device = np.full(index.nlist, -1, dtype=np.int16)
         self._keep_max = index.metric == "ip"
         self._stats, self._pace = parts.stats, parts.host_pace
-        #: Of the latest calls, about: the part that was quantized and not scanned, for lists that are not here.
-        self._in_vain = 0.0
+        #: Of the latest calls, about: the part that was tried in vain, for lists that are not here; and seconds until
+        #: codes were scanned.
+        self._in_vain = self._scan_s = 0.0
 
     def search(
         self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None, spare: int
@@ -57,19 +71,18 @@ class DirectSearch:
         nothing was counted."""
         integrity, codes, now = self._integrity, self._codes, time.perf_counter
         seen, absent = integrity.seen, integrity.quarantined
-        if absent is not None and codes is not None:
-            return None  # which rows are needed is known after the scan
-        if absent is not None and self._in_vain > _MOST_IN_VAIN:
+        if absent is not None and not self._may_try():
             self._in_vain *= _KEPT
             return None
         started_s = now()
         probes, coarse = self._host.quantize(self._index, queries, nprobe)
         quantized_s = now()
-        if absent is not None:
-            elsewhere = _probes_any(absent, probes)
-            self._in_vain += _WEIGHT * (elsewhere - self._in_vain)
-            if elsewhere:
-                return None
+        if absent is not None and codes is None and self._is_in_vain(_probes_any(absent, probes)):
+            return None
+        if absent is not None and codes is not None:
+            assert self._remote is not None
+            if self._remote.choose(probes, None, by_codes=True) is not None:
+                return None  # nobody has rows of a list
         if codes is not None:
             coarse = codes.centre_products(queries, probes, coarse)
         split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)
@@ -79,6 +92,10 @@ class DirectSearch:
         part = split.parts[0]
         distances, ids = self._host.scan_checked(queries, part.probes, part.coarse_distances, kept)
         scanned_s = now()
+        if absent is not None and codes is not None:
+            self._scan_s += _WEIGHT * (scanned_s - started_s - self._scan_s)
+            if self._is_in_vain(bool((absent[ids >> POSITION_BITS] & (ids >= 0)).any())):
+                return None
         candidates = 0
         if codes is None:
             finish_topk(distances, ids, keep_max=self._keep_max)
@@ -116,6 +133,18 @@ class DirectSearch:
         )
         result = SearchResult(ids=ids, distances=distances, nprobe_used=split.n_probes, hit_rate=split.hit_rate)
         return result, stages, candidates
+
+    def _may_try(self) -> bool:
+        """Whether a call may be tried that might need lists that are not here."""
+        if self._codes is None:
+            return self._in_vain <= _MOST_IN_VAIN
+        # Without other nodes, lists are damaged: a batch says which.
+        return self._remote is not None and self._in_vain * self._scan_s <= (1 - self._in_vain) * _SAVED_S
+
+    def _is_in_vain(self, elsewhere: bool) -> bool:
+        """Notes whether a call needs lists that are not here, and gives it back."""
+        self._in_vain += _WEIGHT * (elsewhere - self._in_vain)
+        return elsewhere
 
     def scan(self, queries: F32, k: int, given: GivenProbes) -> tuple[SearchResult, Stages] | None:
         """As :meth:`hybridindex.router.engine.Engine.scan_directly`, and the stages with their start and end. None:

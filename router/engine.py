@@ -109,7 +109,7 @@ class Engine:
         self._host_parts = HostParts(parts, self._added, self._filtered, wait_for_loads, early_dispatch=early)
         self.added_on_devices = AddedOnDevices(parts)
         #: For calls that concern nobody else; None: every one may.
-        self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added)
+        self._direct = None if parts.tiers or self._uses_faiss else DirectSearch(parts, self._added, remote)
         self._staying = StayingRequests(parts, wait_for_loads, weakly(self, Engine.submit))
         self._waiting = RequestQueue(config.max_batch)
         #: One token for each batch that may still start.

@@ -12,6 +12,7 @@ import pytest
 
 from hybridindex.errors import IncompleteAnswerError, InvalidInputError, NotHeldError, RouterClosedError
 from hybridindex.router import Router
+from hybridindex.router.direct import DirectSearch
 from hybridindex.router.remote import remote_lists
 from hybridindex.router.remote.scan_codec import decode_comparison, encode_comparison
 from hybridindex.tiers.host.reranker import Reranker
@@ -63,6 +64,45 @@ def test_any_node_answers_as_one_machine_does(index, whole, n_nodes, replicas):
         asked = sum(node.comparisons for node in nodes)
         assert asked == sum(node.scans for node in nodes), "lists were scanned elsewhere"
         assert asked == 0 if replicas == n_nodes else asked > 0
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """Whether each call that could be was answered on its own thread, in their order."""
+    seen, search = [], DirectSearch.search
+
+    def noted(self, *given):
+        found = search(self, *given)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(DirectSearch, "search", noted)
+    return seen
+
+
+@pytest.mark.parametrize("absent", [3, 0], ids=["away", "all here"])
+def test_searches_whose_rows_are_all_here_need_no_batch(index, whole, direct, monkeypatch, absent):
+    monkeypatch.setattr("hybridindex.router.direct._SAVED_S", 1e9)  # however slow the machine is
+    holders = np.ones((2, NLIST), dtype=np.bool_)
+    holders[0, :absent] = False
+    with codes(index.path, holders) as (first, second):
+        for seed in range(60):
+            queries, before, n_calls = clustered(1, seed=seed), second.comparisons, len(direct)
+            same(first.router.search(queries, K, NPROBE), whole(queries))
+            # The first of these calls is the node's, whose batch follows where it was in vain.
+            assert direct[n_calls] == (second.comparisons == before)
+        assert (0 < second.comparisons < 30) == (absent > 0)
+
+
+def test_few_codes_are_scanned_in_vain(index, whole, direct, monkeypatch):
+    monkeypatch.setattr("hybridindex.router.direct._SAVED_S", 0.0)
+    with codes(index.path, spread(2, 1)) as (first, _):
+        for seed in range(20):
+            queries = clustered(1, seed=seed)
+            same(first.router.search(queries, K, NLIST), whole(queries, K, NLIST))
+        in_vain = first.router._served.engine._direct._in_vain
+        first.router.search(clustered(1), K, NLIST)
+        assert first.router._served.engine._direct._in_vain < in_vain, "it was tried again"
 
 
 def test_a_node_without_codes_and_one_with_codes_answer_each_other(index, whole):
