@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectSearch", "Stages"]
 
-#: While more of the latest calls than this probed lists that are not here, few calls are quantized to see it.
-_MOST_IN_VAIN = 0.75
-#: What a batch takes beyond a call on its own thread, about. A scan of codes, after which is known which rows it needs,
-#: is begun while those in vain take less than the others save.
+#: What a batch takes beyond a call on its own thread, about. Which lists a call needs is known when it is quantized, by
+#: codes when it is scanned: with lists elsewhere, calls are tried while those in vain take less than the others save.
 _SAVED_S = 0.2e-3
-#: What one call that was tried counts in that part, and its scan in the mean; what is left of the part after one that
-#: was not.
+#: What one call that was tried counts in the means of these; what is left of the part in vain after one that was not.
 _WEIGHT, _KEPT = 0.1, 0.998
 
 #: Of a call: name, start and end of each, as of :func:`time.perf_counter`.
@@ -59,9 +56,8 @@ class DirectSearch:
         self._list_device = np.full(index.nlist, -1, dtype=np.int16)
         self._keep_max = index.metric == "ip"
         self._stats, self._pace = parts.stats, parts.host_pace
-        #: Of the latest calls, about: the part that was tried in vain, for lists that are not here; and seconds until
-        #: codes were scanned.
-        self._in_vain = self._scan_s = 0.0
+        #: Of the latest calls, about: the part in vain, for lists that are not here, and seconds until that was known.
+        self._in_vain = self._tried_s = 0.0
 
     def search(
         self, queries: F32, k: int, nprobe: int, kept: int, live: LiveRows | None, spare: int
@@ -77,13 +73,11 @@ class DirectSearch:
         started_s = now()
         probes, coarse = self._host.quantize(self._index, queries, nprobe)
         quantized_s = now()
-        if absent is not None and codes is None and self._is_in_vain(_probes_any(absent, probes)):
+        if absent is not None and codes is None and self._is_in_vain(absent, probes, quantized_s - started_s):
             return None
-        if absent is not None and codes is not None:
-            assert self._remote is not None
-            if self._remote.choose(probes, None, by_codes=True) is not None:
-                return None  # nobody has rows of a list
         if codes is not None:
+            if self._remote is not None and self._remote.choose(probes, absent, by_codes=True) is not None:
+                return None  # nobody has the rows of a list
             coarse = codes.centre_products(queries, probes, coarse)
         split = split_probes(probes, coarse, self._list_device, self._list_bytes, 0)
         split_s = now()
@@ -93,8 +87,8 @@ class DirectSearch:
         distances, ids = self._host.scan_checked(queries, part.probes, part.coarse_distances, kept)
         scanned_s = now()
         if absent is not None and codes is not None:
-            self._scan_s += _WEIGHT * (scanned_s - started_s - self._scan_s)
-            if self._is_in_vain(bool((absent[ids >> POSITION_BITS] & (ids >= 0)).any())):
+            lists = ids >> POSITION_BITS  # of positions; -1 stays -1
+            if self._is_in_vain(absent, lists, scanned_s - started_s):
                 return None
         candidates = 0
         if codes is None:
@@ -136,14 +130,19 @@ class DirectSearch:
 
     def _may_try(self) -> bool:
         """Whether a call may be tried that might need lists that are not here."""
-        if self._codes is None:
-            return self._in_vain <= _MOST_IN_VAIN
-        # Without other nodes, lists are damaged: a batch says which.
-        return self._remote is not None and self._in_vain * self._scan_s <= (1 - self._in_vain) * _SAVED_S
+        if self._codes is not None and self._remote is None:
+            return False  # lists are damaged: a batch says which
+        return self._in_vain * self._tried_s <= (1 - self._in_vain) * _SAVED_S
 
-    def _is_in_vain(self, elsewhere: bool) -> bool:
-        """Notes whether a call needs lists that are not here, and gives it back."""
+    def _is_in_vain(self, absent: npt.NDArray[np.bool_], lists: I64, seconds: float) -> bool:
+        """Whether a call needs lists that are ``absent``, (nlist,); takes it into account.
+
+        Args:
+            lists: (n, p) those that it needs, which were known after ``seconds``; -1: none.
+        """
+        elsewhere = _probes_any(absent, lists)
         self._in_vain += _WEIGHT * (elsewhere - self._in_vain)
+        self._tried_s += _WEIGHT * (seconds - self._tried_s)
         return elsewhere
 
     def scan(self, queries: F32, k: int, given: GivenProbes) -> tuple[SearchResult, Stages] | None:

@@ -140,7 +140,7 @@ def make_app(word: str | None = None) -> typer.Typer:
 def _unwrap_help(app: typer.Typer) -> None:
     """Makes each paragraph of a command's docstring one line: Typer keeps the line breaks of all but the first."""
     for command in app.registered_commands:
-        paragraphs = inspect.cleandoc(command.callback.__doc__ or "" if command.callback else "").split("\n\n")
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     for group in app.registered_groups:
         if group.typer_instance is not None:

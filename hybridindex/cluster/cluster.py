@@ -287,9 +287,7 @@ def _attach(state: Path, address: str) -> Any:
     found = read_local(state) if address == "auto" else None
     if found is not None:
         if not found.runs():
-            raise ServiceError(
-                "the cluster that was started here has ended; start it again, or stop what remains of it"
-            )
+            raise ServiceError("the cluster that was started here has ended; start it again, or stop what is left")
         found.admit()
     return attach(address if found is None else found.address)
 
@@ -549,9 +547,7 @@ class Cluster:
 
     def _manager(self) -> Any:
         if self._ray is None:
-            raise ServiceError(
-                "this handle was made from a node's address; changes of the cluster require the address of its Ray"
-            )
+            raise ServiceError("this handle has a node's address; to change the cluster, connect to that of its Ray")
         return manager_of(self._ray, self.name)
 
     def _change(self, manager: Any, under_way: Any, progress: OnProgress | None) -> dict[str, Any]:

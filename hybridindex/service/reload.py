@@ -318,7 +318,7 @@ class Generations:
             _, now.plan_id = keep_current(self._store, now.router.plan, why="the control store was opened again")
         elif not now.refresher.keep_plan():
             raise OverloadedError("an update of the plan is under way", retry_after_s=5)
-        _log.info("the control store is open again: the plan that serves is now its current plan")
+        _log.info("the control store is open: the plan that serves is now its current plan")
 
     def _take_up_stored_plan(self) -> None:
         try:
@@ -327,10 +327,10 @@ class Generations:
             raise
         except HybridIndexError:
             # The next try would end as this one: a plan that is applied, or a reload, opens them.
-            _log.exception("the control store is open again, but the devices could not be opened: the host serves")
+            _log.exception("the control store is open, but the devices could not be opened: the host serves")
         else:
             if choice.plan is not None:
-                _log.info("the control store is open again: plan %s serves", choice.plan_id)
+                _log.info("the control store is open: plan %s serves", choice.plan_id)
 
     def _open_next(self, found: Manifest) -> str:
         """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
