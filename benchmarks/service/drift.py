@@ -37,7 +37,7 @@ RATE = 1000.0
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mib", type=int, default=32, help="size of the vectors")
-    parser.add_argument("--windows", type=int, default=28, help="of 300 requests per replay; half of them moved")
+    parser.add_argument("--windows", type=int, default=36, help="of 300 requests per replay; half of them moved")
     parser.add_argument("--rounds", type=int, default=3, help="replays of each side")
 
 
@@ -160,6 +160,9 @@ def main() -> None:
         for run, w in zip(sides["on"], began, strict=True)
         if w < len(best)
     ]
+    after = [run["hit_rate"][w:].mean() for run, w in zip(sides["on"], began, strict=True) if w < len(best)]
+    if len(after) < args.rounds:
+        print(f"{args.rounds - len(after)} rounds ended before a new plan served; give more --windows")
     rounds = {side: np.stack([run["latency_s"] for run in runs]) for side, runs in sides.items()}
     late = np.arange(len(load)) >= half
     # Pairs of rows do the same work: the same plan and load.
@@ -167,7 +170,9 @@ def main() -> None:
         "before the move, off": rounds["off"][:, ~late].ravel(),
         "before the move, on": rounds["on"][:, ~late].ravel(),
         "after it, off": rounds["off"][:, late].ravel(),
-        "after it, on, with the new plan": rounds["on"][:, -(half // 2) :].ravel(),
+        "after it, on, with the new plan": np.concatenate(
+            [run["latency_s"][w * WINDOW :] for run, w in zip(sides["on"], began, strict=True)]
+        ),
     }
     for side, where in (("on", "in a process"), ("here", "here")):
         stage = np.stack([run["stage"] for run in sides[side]])
@@ -186,7 +191,8 @@ def main() -> None:
         "predicted": plan.predicted_hit_rate,
         "before_move": float(windows["off"][:first].mean()),
         "after_move_off": float(windows["off"][last].mean()),
-        "after_move_on": float(windows["on"][last].mean()),
+        # None: a round has none, and the others would show too much.
+        "after_move_on": float(np.mean(after)) if len(after) == args.rounds else None,
         "after_move_fresh": float(best[last].mean()),
         "of_fresh_in_first_window": [one for one, _ in of_fresh],
         "of_fresh_from_then_on": [rest for _, rest in of_fresh],
