@@ -13,9 +13,11 @@ from hybridindex.types import DEFAULT_HEADROOM, VectorFile
 __all__ = [
     "WHAT_IF",
     "AllowIds",
+    "BandwidthShare",
     "Budget",
     "DenyIds",
     "Devices",
+    "Force",
     "IndexPath",
     "InputOptions",
     "Json",
@@ -75,6 +77,10 @@ StoreUrl = Annotated[
     typer.Option("--store", metavar="URL", help="Control store; default: control.sqlite in the index directory."),
 ]
 Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default: the plan's.")]
+Force = Annotated[bool, typer.Option("--force", help="Apply the plan even if it cannot meet its SLO.")]
+BandwidthShare = Annotated[
+    float | None, typer.Option("--bandwidth-share", help="Fraction of the time that may be spent on copying.")
+]
 PlanChoice = Annotated[
     str,
     typer.Option(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hybridindex import filesystem
-from hybridindex.api import STORE_FILE
 from hybridindex.client.messages import Address
 from hybridindex.cluster.access import read_access
 from hybridindex.cluster.keys import KEY_FILES, ClusterKeys, key_for_searches, key_for_writes, make_keys, read_keys
 from hybridindex.cluster.local_ray import LOCAL_FILE, read_local, start_local, stop_local
 from hybridindex.cluster.node_process import NodeSpec
+from hybridindex.cluster.nodes.options import NodeOptions
 from hybridindex.cluster.ray_actors import (
     NAMESPACE,
     ManagerActor,
@@ -32,12 +30,13 @@ from hybridindex.cluster.ray_actors import (
     require_ray,
     start_actor,
 )
-from hybridindex.cluster.reach import OPTIONS_FILE, folder_of, kept_ca, nodes_of, read_options, refuse_copy
+from hybridindex.cluster.reach import folder_of, kept_ca, nodes_of, refuse_copy
 from hybridindex.cluster.returning import MACHINES_FILE, keep_machines
 from hybridindex.cluster.router import ClusterRouter
 from hybridindex.cluster.state import STATE_FILE, ClusterRequest, NodeEntry, hold_state
 from hybridindex.errors import (
     HybridIndexError,
+    InfeasiblePlanError,
     InvalidInputError,
     ServiceError,
     UnreachableError,
@@ -47,10 +46,9 @@ from hybridindex.index.storage.generation import as_path
 from hybridindex.partitioner.nodes.node_plan import NodePlan, NodeRequest
 from hybridindex.partitioner.nodes.placement import place_lists
 from hybridindex.router.remote.cluster_map import MAX_NODES
-from hybridindex.service.cluster.handed_plan import PLANS_FILE, hand_out
-from hybridindex.service.config import is_loopback
+from hybridindex.service.cluster.handed_plan import PLANS_FILE, apply_stored, hand_out, try_to_hand_out
 
-__all__ = ["Cluster", "NodeOptions", "connect", "plan_nodes", "start", "stop"]
+__all__ = ["Cluster", "connect", "plan_nodes", "start", "stop"]
 
 #: Calls that the manager answers at once.
 _THREADS = 8
@@ -66,54 +64,6 @@ _WHILE_STARTED = (STATE_FILE, MACHINES_FILE)
 
 #: Told what goes on: words, bytes that were copied, and of how many; None where nothing is copied.
 OnProgress = Callable[[str, int | None, int | None], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """What all nodes of a cluster are started with.
-
-    Raises:
-        InvalidInputError: names the field.
-    """
-
-    #: Memory that lists may take on each.
-    memory_bytes: int
-    #: Folder on each machine for the shares.
-    data: Path
-    #: Address that nodes listen on; "auto": each machine's own, as Ray knows it.
-    host: str = "127.0.0.1"
-    #: Certificate, its key, and the authority that other nodes' certificates are checked with; paths on every machine.
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    #: Nodes may be reached from other machines without TLS.
-    insecure_network: bool = False
-    #: Further options of ``hybridindex serve``.
-    serve: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.memory_bytes < 1:
-            raise InvalidInputError(f"memory_bytes is {self.memory_bytes}; expected bytes above 0")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidInputError("tls_cert and tls_key belong together; expected both, or neither")
-        beyond = self.host == "auto" or not is_loopback(self.host)
-        if beyond and self.tls_cert is None and not self.insecure_network:
-            raise InvalidInputError(
-                f"host is {self.host!r}, which other machines can reach, and tls_cert is missing; expected a "
-                "certificate, or insecure_network=True (--insecure-network) in a network where nobody listens"
-            )
-
-    @property
-    def chooses_store(self) -> bool:
-        """Whether nodes were given a control store: plans are in that."""
-        return any(word.partition("=")[0] in ("--store", "--config") for word in self.serve)
-
-    def with_store_of(self, index: Path) -> NodeOptions:
-        """The same for nodes on one machine, which use the control store of the index where no other one is chosen:
-        plans and profiles are in it. SQLite is not for several machines."""
-        if self.chooses_store:
-            return self
-        return replace(self, serve=(*self.serve, "--store", str(index.absolute() / STORE_FILE)))
 
 
 def plan_nodes(index: Path, n_nodes: int, memory_bytes: int, request: ClusterRequest) -> NodePlan:
@@ -331,7 +281,7 @@ class Cluster:
     def _begin(self, places: Sequence[Any], request: ClusterRequest, nodes: NodeOptions, tell: OnProgress) -> None:
         keys = make_keys(self._folder)
         if not nodes.chooses_store:
-            hand_out(self.path, self._folder)
+            try_to_hand_out(self.path, self._folder)
         generation = read_manifest(self.path).generation
         specs = [self._spec(f"node-{i}", keys, nodes, place, generation) for i, place in enumerate(places)]
         tell(f"starting {len(specs)} nodes", None, None)
@@ -344,7 +294,8 @@ class Cluster:
             threads=_THREADS,
         )  # fmt: skip
         self._call(manager.set_nodes.remote(entries), _START_S)
-        self._keep_options(nodes, ca)
+        self._ca = self._ca or ca
+        nodes.keep(self._folder)
         self._change(manager, manager.repartition.remote(), tell)
 
     def _spec(self, name: str, keys: ClusterKeys, nodes: NodeOptions, place: Any, generation: int) -> NodeSpec:
@@ -378,17 +329,6 @@ class Cluster:
             said = self._call(actor.describe.remote(), _START_S)
             entries.append(NodeEntry(name=spec.name, url=said["url"], memory_bytes=spec.memory_bytes))
         return entries
-
-    def _keep_options(self, nodes: NodeOptions, ca: str | None) -> None:
-        self._ca = self._ca or ca
-        data = {name: str(each.absolute()) if isinstance(each, Path) else each for name, each in asdict(nodes).items()}
-        # The address of a store may hold a password.
-        filesystem.replace_file(self._folder / OPTIONS_FILE, json.dumps(data), permissions=0o600)
-
-    def _read_options(self) -> NodeOptions:
-        data = read_options(self._folder)
-        paths = {name: None if data[name] is None else Path(data[name]) for name in ("data", *_PATHS)}
-        return NodeOptions(**{**data, **paths, "serve": tuple(data["serve"])})
 
     def stop(self) -> None:
         """Ends the nodes and the manager, and the Ray that was started for them. Shares stay on disk."""
@@ -466,8 +406,8 @@ class Cluster:
                 "each list is on one node only, and searches fail while that node restarts; expected two replicas, or "
                 "force=True (--force) to accept that"
             )
-        if node is None and not self._read_options().chooses_store:  # all nodes take the same plan
-            hand_out(self.path, self._folder)
+        if node is None and not NodeOptions.read(self._folder).chooses_store:  # all nodes take the same plan
+            try_to_hand_out(self.path, self._folder)
         for number, name in enumerate(chosen, 1):
             self._wait_until_whole(f"before {name} is started again")
             if progress is not None:
@@ -476,6 +416,71 @@ class Cluster:
             self._call(actor.restart.remote(), _START_S)
             self._wait_until_whole(f"after {name} was started again")
         return {"nodes": chosen}
+
+    def apply_plan(
+        self,
+        plan: int | str = "latest",
+        progress: OnProgress | None = None,
+        *,
+        force: bool = False,
+        bandwidth_share: float | None = None,
+    ) -> dict[str, Any]:
+        """Makes a stored plan the current one of the index, and has one node after the other move the lists of its
+        devices to it, while it serves. A node that cannot goes on with the plan that it has.
+
+        Args:
+            plan: an id, or "latest".
+            force: also where it cannot meet its SLO.
+            bandwidth_share: of the link to the devices that the moves may take, above 0 and at most 1; None: all.
+
+        Returns:
+            ``nodes``: for each its ``name``; the ``plan_id`` in its control store; ``moved_lists``, ``moved_bytes`` and
+            ``unplaced_lists``, for which its devices have no room; or its ``problem``, and all of these are None.
+
+        Raises:
+            InfeasiblePlanError: it cannot meet its SLO, and ``force`` was not given.
+            ProfileError, ProfileMismatchError: there is no such plan, or it is of another index.
+            HybridIndexError: no node could take it; what kept the first.
+        """
+        if bandwidth_share is not None and not 0 < bandwidth_share <= 1:
+            raise InvalidInputError(f"bandwidth_share is {bandwidth_share}; expected 0 < share <= 1, or None")
+        choice, names = str(plan), [each["name"] for each in self.status()["nodes"] if not each["drains"]]
+        options = NodeOptions.read(self._folder)
+        if not options.chooses_store or options.has_store_of(self.path):
+            choice = str(apply_stored(self.path, choice, force=force))
+        if not options.chooses_store:
+            hand_out(self.path, self._folder)
+        found: list[dict[str, Any]] = []
+        failures: list[HybridIndexError] = []
+        for number, name in enumerate(names, 1):
+            if progress is not None:
+                progress(f"{name} moves lists of its devices, {number} of {len(names)}", None, None)
+            told: dict[str, Any] = {}
+            try:
+                told = self._apply_on(name, choice, force=force, bandwidth_share=bandwidth_share)
+            except InfeasiblePlanError:
+                raise
+            except HybridIndexError as error:
+                failures.append(error)
+            else:
+                if choice == "latest":
+                    choice = str(told["plan_id"])  # another one may be by now
+            found.append({
+                "name": name, "plan_id": told.get("plan_id"), "moved_lists": told.get("lists_to_move"),
+                "moved_bytes": told.get("bytes_to_move"), "unplaced_lists": told.get("unplaced_lists"),
+                "problem": None if told else str(failures[-1]),
+            })  # fmt: skip
+        if failures and len(failures) == len(found):
+            raise failures[0]
+        return {"nodes": found}
+
+    def _apply_on(self, name: str, choice: str, **options: Any) -> dict[str, Any]:
+        try:
+            actor = self._ray.get_actor(f"{self.name}:{name}", namespace=NAMESPACE)
+        except ValueError:
+            raise UnreachableError(f"{name} is not there: its machine is lost, or starts") from None
+        told: dict[str, Any] = self._call(actor.apply_plan.remote(choice, **options), None)
+        return told
 
     def _wait_until_whole(self, when: str) -> None:
         """Until all nodes are up with the newest map, and each list is on as many as it should be."""
@@ -495,7 +500,7 @@ class Cluster:
     def add_node(self, progress: OnProgress | None = None) -> dict[str, Any]:
         """Starts one more node, on the machine of Ray with the fewest, and moves lists to it. Raises as
         :meth:`repartition`."""
-        manager, ray, options = self._manager(), self._ray, self._read_options()
+        manager, ray, options = self._manager(), self._ray, NodeOptions.read(self._folder)
         status = self._call(manager.status.remote(), 30.0)
         known = status["nodes"]
         if len(known) >= MAX_NODES:
@@ -592,6 +597,3 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-_PATHS = ("tls_cert", "tls_key", "tls_ca")

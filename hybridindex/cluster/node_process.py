@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex import filesystem
+from hybridindex.client.client import Client
 from hybridindex.cluster.nodes.calls import NodeCalls
 from hybridindex.errors import (
     CorruptIndexError,
@@ -30,7 +31,7 @@ from hybridindex.index import read_manifest
 from hybridindex.index.share.share import create_share, renew_share
 from hybridindex.index.share.source import FolderSource
 from hybridindex.service.auth import KeyFile, Role
-from hybridindex.service.cluster.handed_plan import take_plan
+from hybridindex.service.cluster.handed_plan import note_taken, store_plan, take_plan
 from hybridindex.service.cluster.member import KEY_VARIABLE
 
 __all__ = ["HUNG_AFTER_S", "NodeProcess", "NodeSpec"]
@@ -275,6 +276,7 @@ class NodeProcess:
                 if self._ending.wait(wait_s):
                     return
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            self._take_plan()
             try:
                 self.url = self._start()
             except Exception as error:  # noqa: BLE001 - of the system, too, that is short of something: it is tried again
@@ -302,13 +304,12 @@ class NodeProcess:
                 heard_s = time.monotonic()
 
     def _renew(self) -> None:
-        """What the index has beside its lists now, and its plan. Where that cannot be had, the share stays as it is."""
+        """What the index has beside its lists now. Where that cannot be had, the share stays as it is."""
         try:
             number = read_manifest(self._share).generation
             renew_share(self._share, FolderSource(self._spec.index, generation=number, is_followed=True))
         except HybridIndexError as error:
             _log.warning("the share of node %s was not renewed: %s", self._spec.name, error)
-        self._take_plan()
 
     def restart(self) -> None:
         """Ends the daemon, gives it the attributes, codes and plan that the index has now, and starts it again; returns
@@ -332,6 +333,26 @@ class NodeProcess:
                 if time.monotonic() > ends:
                     raise ServiceError(f"node {self._spec.name} did not start again: {self._last_words()}")
                 time.sleep(_LOOK_S)
+
+    def apply_plan(self, choice: str, *, force: bool, bandwidth_share: float | None) -> dict[str, Any]:
+        """Has the daemon serve another plan, by moving the difference; what it answers.
+
+        Args:
+            choice: of the control store that the node was given. Without one, the plan that was handed out counts.
+
+        Raises:
+            HybridIndexError: the daemon does not answer, or refuses the plan; it serves as before.
+        """
+        event = None
+        if self._spec.plans is not None:
+            plan_id, event = store_plan(Path(self._spec.plans), self._share)
+            choice = str(plan_id)
+        verify = True if self._tls is None else self._tls
+        with Client(self.url, key=self._spec.key, verify=verify) as client:
+            answer = client.apply_plan(choice, force=force, bandwidth_share=bandwidth_share)
+        if event is not None:
+            note_taken(self._share, event)
+        return answer
 
     def _answers(self) -> bool:
         try:

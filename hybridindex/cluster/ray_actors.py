@@ -127,6 +127,10 @@ class NodeActor:
         """Ends the daemon, and starts it again."""
         self._node.restart()
 
+    def apply_plan(self, choice: str, *, force: bool, bandwidth_share: float | None) -> dict[str, Any]:
+        """Has the daemon serve another plan."""
+        return self._node.apply_plan(choice, force=force, bandwidth_share=bandwidth_share)
+
     def close(self) -> None:
         """Ends the daemon."""
         self._node.close()

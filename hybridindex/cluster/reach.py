@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hybridindex import filesystem
 from hybridindex.client.client import Client
 from hybridindex.cluster.keys import key_for_upkeep, key_for_writes
 from hybridindex.cluster.nodes.calls import NodeCalls
+from hybridindex.cluster.nodes.options import read_options
 from hybridindex.cluster.state import STATE_FILE, ClusterState, read_state
 from hybridindex.errors import (
     AccessDeniedError,
@@ -28,21 +27,15 @@ from hybridindex.index.storage.generation import as_path
 
 __all__ = [
     "FOLDER",
-    "OPTIONS_FILE",
     "client_of",
     "folder_of",
     "kept_ca",
     "nodes_of",
-    "read_options",
     "refuse_copy",
 ]
 
 #: In the index directory, unless another one is named.
 FOLDER = "cluster"
-#: What nodes were started with.
-OPTIONS_FILE = "nodes.json"
-#: In it.
-_OPTIONS = {"memory_bytes", "data", "host", "tls_cert", "tls_key", "tls_ca", "insecure_network", "serve"}
 #: For a node to answer a client that begins.
 _ANSWERS_S = 5.0
 
@@ -131,19 +124,3 @@ def kept_ca(folder: Path) -> str | None:
     except FileError:
         return None
     return ca
-
-
-def read_options(folder: Path) -> dict[str, Any]:
-    """What nodes were started with: the fields of :class:`hybridindex.cluster.cluster.NodeOptions`.
-
-    Raises:
-        FileError: there is no such file. CorruptIndexError: it is damaged.
-    """
-    file = folder / OPTIONS_FILE
-    try:
-        found = json.loads(filesystem.read_bytes(file))
-    except ValueError as error:
-        raise CorruptIndexError(f"{file} cannot be used: {error}") from error
-    if not isinstance(found, dict) or not found.keys() >= _OPTIONS:
-        raise CorruptIndexError(f"{file} cannot be used: it lacks some of {', '.join(sorted(_OPTIONS))}")
-    return {name: found[name] for name in _OPTIONS}

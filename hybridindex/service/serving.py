@@ -284,8 +284,7 @@ def _whose_store(config: ServiceConfig) -> str:
     if config.node.name is None or config.store_url is not None:
         return ""
     return (
-        "; a node of a cluster takes the plan that was applied last when it is started: after apply, hybridindex "
-        "cluster restart INDEX"
+        "; a node of a cluster has a control store of its own, and is given a plan by: hybridindex cluster apply INDEX"
     )
 
 

@@ -21,7 +21,8 @@ from hybridindex.cluster.keys import make_keys
 from hybridindex.cluster.manager import Manager
 from hybridindex.cluster.node_process import NodeProcess
 from hybridindex.cluster.nodes import calls
-from hybridindex.cluster.reach import OPTIONS_FILE, kept_ca, read_options
+from hybridindex.cluster.nodes.options import OPTIONS_FILE, read_options
+from hybridindex.cluster.reach import kept_ca
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, hold_state, write_state
 from hybridindex.errors import BuildError, CorruptIndexError, InvalidInputError, ServiceError, UnreachableError
 from tests.clustered import small_index
@@ -97,9 +98,9 @@ def test_paths_are_those_of_the_folder_where_a_cluster_was_started(tmp_path, mon
     spec = cluster._spec("node-0", make_keys(tmp_path), options, PLACE, 1)
     assert spec.data == str(tmp_path / "data" / "x" / "node-0")
     assert (spec.tls_cert, spec.tls_ca) == (str(tmp_path / "a.pem"), str(tmp_path / "ca.pem"))
-    cluster._keep_options(options, spec.tls_ca)
+    options.keep(tmp_path)
     assert kept_ca(tmp_path) == str(tmp_path / "ca.pem")
-    assert cluster._read_options().tls_key == tmp_path / "a.key"
+    assert NodeOptions.read(tmp_path).tls_key == tmp_path / "a.key"
 
 
 def test_the_cluster_of_an_index_is_not_ended_by_a_copy_of_its_directory(tmp_path, monkeypatch):
@@ -209,7 +210,7 @@ def test_a_node_that_was_started_and_got_no_lists_is_named(tmp_path, monkeypatch
 
     cluster = Cluster(tmp_path, "x", tmp_path, SimpleNamespace(nodes=lambda: [{**PLACE, "Alive": True}]))
     make_keys(tmp_path)
-    cluster._keep_options(NodeOptions(memory_bytes=1, data=tmp_path), None)
+    NodeOptions(memory_bytes=1, data=tmp_path).keep(tmp_path)
     assert (tmp_path / OPTIONS_FILE).stat().st_mode & 0o077 == 0  # a store may be named with its password
     monkeypatch.setattr(Cluster, "_manager", lambda _: manager)
     monkeypatch.setattr(Cluster, "_call", lambda _, answer, _limit_s: answer)

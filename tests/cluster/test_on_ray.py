@@ -205,6 +205,16 @@ def test_nodes_of_a_ray_that_runs_take_the_plan_and_its_manager_waits_for_its_st
         apply_plan(path, 0.6)
         run("restart", path, "--force", "--address", ray.address)
         assert plan() == (2, None)
+        apply_plan(path, 0.9)
+        [pid] = processes_of(tmp_path, "--node node-0 ")
+        [node] = run("apply", path, "--address", ray.address, "--json")["nodes"]
+        assert (node["name"], node["plan_id"], node["unplaced_lists"], node["problem"]) == ("node-0", 3, 0, None)
+        assert node["moved_lists"] > 0 < node["moved_bytes"]
+        assert plan() == (3, None)
+        assert processes_of(tmp_path, "--node node-0 ") == [pid]
+        assert "no plan 99" in run("apply", path, "--plan", "99", "--address", ray.address, code=5)
+        assert "expected a plan id" in run("apply", path, "--plan", "none", "--address", ray.address, code=3)
+        assert plan() == (3, None)
 
         # Its state cannot be read when the manager's process is lost.
         [manager] = processes_of("ManagerActor", "")

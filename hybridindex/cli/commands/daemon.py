@@ -18,7 +18,7 @@ from rich.table import Table
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, require_store, to_json
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import Json, Key, RowCache, StoreUrl
+from hybridindex.cli.options import BandwidthShare, Force, Json, Key, RowCache, StoreUrl
 from hybridindex.cli.proposal_table import proposal_table, proposal_words
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, StoreError, UnreachableError
@@ -38,10 +38,6 @@ Index = Annotated[Path | None, typer.Argument(metavar="INDEX", help="Index direc
 Url = Annotated[
     str | None,
     typer.Option("--url", help="http://host:port or unix:/path; default: the daemon of the index.", show_default=False),
-]
-Force = Annotated[bool, typer.Option("--force", help="Apply the plan even if it cannot meet its SLO.")]
-BandwidthShare = Annotated[
-    float | None, typer.Option("--bandwidth-share", help="Fraction of the time that may be spent on copying.")
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a call that changes no plan.

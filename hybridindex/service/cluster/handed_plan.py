@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from hybridindex import filesystem
-from hybridindex.api import STORE_FILE
-from hybridindex.errors import HybridIndexError, MissingFileError
+from hybridindex.api import STORE_FILE, open_index
+from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileError, ProfileError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.current import PLAN_CURRENT, keep_current
+from hybridindex.plans.current import PLAN_CURRENT, apply_offline, keep_current, save_plan, stored_as
+from hybridindex.plans.precision import choose_view
+from hybridindex.plans.stored import load_plan
 from hybridindex.store.control import ControlStore
 
-__all__ = ["PLANS_FILE", "hand_out", "take_plan"]
+__all__ = ["PLANS_FILE", "apply_stored", "hand_out", "note_taken", "store_plan", "take_plan", "try_to_hand_out"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,16 +30,40 @@ PLANS_FILE = "plans.sqlite"
 _TAKEN_FILE = "handed_plan"
 
 
+def apply_stored(index: Path, choice: str, *, force: bool) -> int:
+    """Makes a stored plan, an id or "latest", the current one of an index; its id.
+
+    Raises:
+        InfeasiblePlanError: it cannot meet its SLO, and ``force`` is false.
+        InvalidInputError: it is no id. ProfileError, ProfileMismatchError: there is no such plan, or it is of another
+        index.
+    """
+    with open_index(index) as opened, opened.store() as store:
+        view = choose_view(opened.ivf, store, choice)
+        found = load_plan(view, choice, store)
+        if found is None:
+            raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
+        return apply_offline(view, store, found[0], force=force)
+
+
 def hand_out(index: Path, folder: Path) -> None:
     """Copies the control store of an index to a cluster's folder, in the place of an earlier copy, where there is one.
-    What fails is logged, and the earlier copy stays."""
+
+    Raises:
+        FileError, StoreError: it cannot be copied, and the earlier copy stays.
+    """
     beside = folder / f".{PLANS_FILE}"
+    if filesystem.exists(index / STORE_FILE):
+        filesystem.unlink(beside, missing_ok=True)
+        with ControlStore.open(index / STORE_FILE) as store:
+            store.copy_to(beside)
+        filesystem.replace(beside, folder / PLANS_FILE)
+
+
+def try_to_hand_out(index: Path, folder: Path) -> None:
+    """As :func:`hand_out`; what fails is logged."""
     try:
-        if filesystem.exists(index / STORE_FILE):
-            filesystem.unlink(beside, missing_ok=True)
-            with ControlStore.open(index / STORE_FILE) as store:
-                store.copy_to(beside)
-            filesystem.replace(beside, folder / PLANS_FILE)
+        hand_out(index, folder)
     except HybridIndexError as error:
         _log.warning("nodes are not given the newest plan of the index: %s", error)
 
@@ -50,25 +77,58 @@ def take_plan(file: Path, share: Path) -> None:
         share: of the node, with its control store.
     """
     try:
-        with filesystem.scratch_folder("hix-plans-") as scratch:
-            filesystem.copy_file(file, Path(scratch) / PLANS_FILE)
-            with ControlStore.open(Path(scratch) / PLANS_FILE) as handed:
-                _take(handed, share)
+        handed, taken = _read(file), share / _TAKEN_FILE
+        if handed is None or (filesystem.exists(taken) and filesystem.read_text(taken) == handed.event):
+            return
+        with ControlStore.open(share / STORE_FILE) as own:
+            keep_current(own, handed.plan, why="handed out")
+        note_taken(share, handed.event)
     except MissingFileError:
         pass
     except HybridIndexError as error:
         _log.warning("the plan of the index is not taken: %s", error)
 
 
-def _take(handed: ControlStore, share: Path) -> None:
-    newest = next(iter(handed.list_events(kind=PLAN_CURRENT, limit=1)), None)
-    plan_id = None if newest is None else newest.payload.get("plan_id")
-    if newest is None or not isinstance(plan_id, int):
-        return
-    taken, what = share / _TAKEN_FILE, f"{newest.at} {plan_id}"
-    if filesystem.exists(taken) and filesystem.read_text(taken) == what:
-        return
-    stored = handed.load_plan(plan_id)
+def store_plan(file: Path, share: Path) -> tuple[int, str]:
+    """Stores the plan that was handed out, for the daemon of a node to apply. Its id there; and which event made it the
+    current one of the index, for :func:`note_taken`.
+
+    Raises:
+        ProfileError: no plan was handed out. FileError, StoreError: it cannot be read or stored.
+    """
+    try:
+        handed = _read(file)
+    except MissingFileError:
+        handed = None
+    if handed is None:
+        raise ProfileError("no plan of the index was handed out: none was applied")
     with ControlStore.open(share / STORE_FILE) as own:
-        keep_current(own, Plan.from_record(stored.record, handed.load_profile(stored.profile_id)), why="handed out")
-    filesystem.replace_file(taken, what)
+        plan_id = stored_as(own, handed.plan)
+        if plan_id is None:
+            plan_id = save_plan(own, handed.plan)[1]
+    return plan_id, handed.event
+
+
+def note_taken(share: Path, event: str) -> None:
+    """A node that starts does not take the plan of this event again."""
+    filesystem.replace_file(share / _TAKEN_FILE, event)
+
+
+class _Handed(NamedTuple):
+    #: Names when it became the current plan of the index.
+    event: str
+    plan: Plan
+
+
+def _read(file: Path) -> _Handed | None:
+    """None: no plan of the index was applied."""
+    with filesystem.scratch_folder("hix-plans-") as scratch:
+        filesystem.copy_file(file, Path(scratch) / PLANS_FILE)
+        with ControlStore.open(Path(scratch) / PLANS_FILE) as handed:
+            newest = next(iter(handed.list_events(kind=PLAN_CURRENT, limit=1)), None)
+            plan_id = None if newest is None else newest.payload.get("plan_id")
+            if newest is None or not isinstance(plan_id, int):
+                return None
+            stored = handed.load_plan(plan_id)
+            plan = Plan.from_record(stored.record, handed.load_profile(stored.profile_id))
+            return _Handed(f"{newest.at} {plan_id}", plan)

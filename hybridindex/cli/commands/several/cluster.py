@@ -1,4 +1,4 @@
-"""Commands of a cluster: start, status, plan, repartition, add-node, drain, search, stop."""
+"""Commands of a cluster: start, status, plan, repartition, apply, add-node, drain, restart, search, stop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,30 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from hybridindex.cli.console import CliProgress, emit, err, load_ids, load_npy, out, parse_bytes, readable_bytes
+from hybridindex.cli.console import (
+    CliProgress,
+    ExitCode,
+    emit,
+    err,
+    load_ids,
+    load_npy,
+    out,
+    parse_bytes,
+    readable_bytes,
+)
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import AllowIds, Candidates, DenyIds, IndexPath, Json, Key, Nprobe, Where
+from hybridindex.cli.options import (
+    AllowIds,
+    BandwidthShare,
+    Candidates,
+    DenyIds,
+    Force,
+    IndexPath,
+    Json,
+    Key,
+    Nprobe,
+    Where,
+)
 from hybridindex.cluster import ClusterRequest, NodeOptions, connect, plan_nodes, start
 from hybridindex.cluster import stop as stop_cluster
 
@@ -195,6 +216,26 @@ def register(app: typer.Typer) -> None:
             done = cluster.repartition(progress)
         emit(done, as_json=json, table=_moved(done))
 
+    @group.command(name="apply")
+    def apply_command(
+        index: IndexPath,
+        plan: Annotated[str, typer.Option("--plan", help="Plan id, or 'latest'.")] = "latest",
+        force: Force = False,
+        bandwidth_share: BandwidthShare = None,
+        address: Address = "auto",
+        state: State = None,
+        json: Json = False,
+    ) -> None:
+        """Make a stored plan the current one; one node after the other moves its devices' lists, and serves meanwhile.
+
+        Exit status 8 if a node could not take the plan; the others did.
+        """
+        with connect(index, address=address, folder=state) as cluster, _progress() as progress:
+            done = cluster.apply_plan(plan, progress, force=force, bandwidth_share=bandwidth_share)
+        emit(done, as_json=json, table=_applied(done))
+        if any(node["problem"] for node in done["nodes"]):
+            raise typer.Exit(ExitCode.SERVICE)
+
     @group.command(name="add-node")
     def add_node(index: IndexPath, address: Address = "auto", state: State = None, json: Json = False) -> None:
         """Start one more node, and move lists to it."""
@@ -326,6 +367,19 @@ def _table(status: dict[str, Any]) -> Table:
     of_nodes = [f"node {node['name']}: {node['problem']}" for node in status["nodes"] if node["problem"]]
     for words in dict.fromkeys(filter(None, [status["problem"], *of_nodes])):
         table.caption = f"{table.caption or ''}\n{words}".strip()
+    return table
+
+
+def _applied(done: dict[str, Any]) -> Table:
+    table = Table("node", "plan", "lists moved", "bytes", "no room for", "problem")
+    for node in done["nodes"]:
+        if node["problem"]:
+            table.add_row(node["name"], "", "", "", "", node["problem"])
+            continue
+        table.add_row(
+            node["name"], str(node["plan_id"]), str(node["moved_lists"]), readable_bytes(node["moved_bytes"]),
+            str(node["unplaced_lists"]), "",
+        )  # fmt: skip
     return table
 
 
