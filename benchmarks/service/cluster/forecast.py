@@ -115,8 +115,8 @@ def _network(costs: dict[str, Any], choosing: bool) -> Network:
     message_s = 1e-6 * next(row["messages_us"] for row in costs["processor"] if row["queries"] == 1) / 2
     request = costs["request" if choosing else "alone"]
     request_s, client_s = (1e-6 * request[name] for name in ("request_us", "client_us"))
-    # What a hop takes and no processor: the line, and processes that have to wake.
-    hop_s = max(0.0, 1e-6 * costs["pinned_hop_us"] / 2 - message_s)
+    # What a hop takes beyond the processor's time, or less where both nodes work at once.
+    hop_s = max(-message_s / 2, 1e-6 * costs["pinned_hop_us"] / 2 - message_s)
     return Network(hop_s=hop_s, ask_s=message_s, serve_s=message_s, request_s=request_s, client_s=client_s)
 
 

@@ -230,7 +230,8 @@ class _Loop:
         early = rules.early_dispatch and len(tasks) > 1 and host_s > 0
         asking = [[task] for task in own] if early else [own]
         n_sent = sum(map(self._n_asked, asking)) if self._asked else self._ask(node, split, own)
-        messages_s = n_sent * network.ask_s + n_asked * network.serve_s + received_s
+        asking_s = n_sent * network.ask_s
+        messages_s = asking_s + n_asked * network.serve_s + received_s
         engine_s = own_s + host_s + waiting + messages_s
         scanned = split + engine_s
         tail = merge_s + rules.answer_s
@@ -249,9 +250,10 @@ class _Loop:
                 done = split
             self._answer(node, task, done)
             if self._asked and early:
-                self._ask_to_compare(node, done - tail - compare_s / len(own), [task])
+                asking_of_task_s = parts[place] * asking_s if parts is not None else 0.0
+                self._ask_to_compare(node, done - tail - compare_s / len(own) - asking_of_task_s, [task])
         if self._asked and not early:
-            self._ask_to_compare(node, end - tail - compare_s, own)
+            self._ask_to_compare(node, end - tail - compare_s - asking_s, own)
         node.ends[node.n_batches % len(node.ends)] = scanned if n_sent else end - rules.answer_s
         node.n_batches += 1
         node.busy_s += node.free_s - now

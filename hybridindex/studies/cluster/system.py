@@ -34,7 +34,8 @@ class Network:
     """Costs of asking a node. The defaults were measured on loopback, two daemons on one machine (docs/simulator.md).
     Raises InvalidInputError, which names the field."""
 
-    #: From one node to another, one way: the line, and processes that have to wake.
+    #: From one node to another, one way: the line, and processes that have to wake. Below 0 where a part of ``ask_s``
+    #: and ``serve_s`` passes while the message travels, or after the answer has left.
     hop_s: float = 230e-6
     #: Of the line of each node, to others; what leaves a node leaves one after the other.
     bytes_per_s: float = 4.8e9
@@ -48,8 +49,9 @@ class Network:
     client_s: float = 160e-6
 
     def __post_init__(self) -> None:
-        for name in ("hop_s", "ask_s", "serve_s", "request_s", "client_s"):
+        for name in ("ask_s", "serve_s", "request_s", "client_s"):
             check_number(name, getattr(self, name), least=0.0)
+        check_number("hop_s", self.hop_s, least=-self.ask_s / 2)
         check_number("bytes_per_s", self.bytes_per_s, above=0.0)
 
 

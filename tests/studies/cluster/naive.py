@@ -187,8 +187,9 @@ def simulate(
             for i in item[3]:
                 done[i] = max(done[i], at)
             if compared and leaves:
-                ask_to_compare(node, at - exact / len(owned), item[3])
+                ask_to_compare(node, at - exact / len(owned) - share * n_asked * network.ask_s, item[3])
         if compared and not leaves:
-            ask_to_compare(node, split + took - exact, owned)
+            # Asking is a part of what the engine took, and comes after the scan.
+            ask_to_compare(node, split + took - exact - n_asked * network.ask_s, owned)
         free[node] = slots[node][turn[node] % 2] = split + took
         turn[node] += 1

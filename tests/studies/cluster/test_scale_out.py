@@ -113,6 +113,24 @@ def test_a_search_by_codes_is_what_happens_step_by_step(codes, n_nodes, rate, mo
     assert 1 < found.batches.max() <= most
 
 
+@pytest.mark.parametrize("hop_s", [0.0, 3e-4, -1e-4])
+def test_a_lone_search_by_codes_pays_once_for_what_it_asks(codes, hop_s):
+    arrivals = np.arange(300.0)
+    seconds = []
+    for network in (FREE, replace(FREE, ask_s=2e-4, serve_s=5e-4, hop_s=hop_s)):
+        system = build_cluster(of_rows(codes, 0.6, replicas=1, network=network, rules=EngineRules(scatter=False)), 2)
+        visits = system.visits(300)
+        seconds.append(serve(arrivals, system, visits, seed=0).done_s)
+    asked = visits.compared
+    assert asked is not None
+    asks = np.diff(asked.first)
+    assert set(asks) == {0, 1}
+    # Where asking is free, what is compared here may take longer than what is compared there: 80 us for all.
+    at_most = asks * (7e-4 + 2 * hop_s) + 1e-9
+    assert (seconds[1] - seconds[0] <= at_most).all()
+    assert (seconds[1] - seconds[0] > at_most - 1e-4 * asks - 2e-9).all()
+
+
 @pytest.mark.parametrize("n_nodes", [2, 4, 16])
 def test_candidates_are_compared_where_their_rows_are(codes, n_nodes):
     system = build_cluster(of_rows(codes, 1.2 if n_nodes == 2 else 0.6), n_nodes)
@@ -360,3 +378,4 @@ def test_a_network_has_no_negative_costs():
         Network(bytes_per_s=0.0)
     with pytest.raises(InvalidInputError, match="hop_s"):
         Network(hop_s=-1.0)
+    assert Network(hop_s=-1e-5, ask_s=2e-5).hop_s < 0
