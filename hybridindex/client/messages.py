@@ -21,6 +21,7 @@ from hybridindex.errors import (
     AccessDeniedError,
     BuildError,
     BusyWritingError,
+    CorruptIndexError,
     DamagedListsError,
     DeadlineExceededError,
     DeviceError,
@@ -82,6 +83,7 @@ _ID_LISTS = ("allow_ids", "deny_ids")
 
 #: Errors of problems that their status does not tell apart. None is an OverloadedError: asking again soon is no use.
 _NAMED: dict[str, type[HybridIndexError]] = {
+    "damaged-index": CorruptIndexError,
     "damaged-lists": DamagedListsError,
     "device-failed": DeviceError,
     "documents": DocumentStoreError,

@@ -233,6 +233,8 @@ class RequestMiddleware:
             problem = problem_of(error)
             if problem.status == 500:
                 _log.exception("a request failed")
+            elif problem.status == 507:
+                _log.error("a request failed: %s", error)
             if not answer.status:
                 await send_problem(problem, request_id, answer)
         finally:

@@ -22,6 +22,7 @@ from hybridindex.errors import (
     AccessDeniedError,
     BuildError,
     BusyWritingError,
+    CorruptIndexError,
     DuplicateIdError,
     InvalidInputError,
     UnsupportedIndexError,
@@ -232,6 +233,24 @@ def test_rows_have_attributes_in_every_form(make_service, index_path):
                 client.add(FAR[3:5], attributes=wrong)
         assert client.delete(where="year >= 9000") == 2
         assert client.status()["changes"]["added"] == 1
+
+
+def test_a_damaged_file_is_said_and_not_called_an_error_of_the_daemon(make_service, index_path, caplog):
+    pa = pytest.importorskip("pyarrow")
+    with hx.open(index_path) as index:
+        index.set_attributes(pa.table({"year": np.arange(COUNT)}))
+    service = make_service()
+    with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
+        client.add(FAR[:1], [9000], {"year": [1]})
+        [file] = index_path.rglob("attributes-*.arrow")
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        caplog.clear()
+        with pytest.raises(CorruptIndexError, match="hybridindex verify names it"):
+            client.compact()
+        assert file.name in caplog.text
+        assert client.search(FAR[:1], 1, 24).ids.tolist() == [[9000]]
 
 
 # The same change twice
