@@ -14,7 +14,15 @@ from hybridindex.profiler.hardware import hardware_info
 if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
 
-__all__ = ["MOST_DIGITS", "how_to_apply", "load_plan", "plan_summary", "plan_tradeoff", "resume_plan"]
+__all__ = [
+    "MOST_DIGITS",
+    "how_to_apply",
+    "load_plan",
+    "plan_summary",
+    "plan_tradeoff",
+    "refuse_other_machine",
+    "resume_plan",
+]
 
 #: Of an id.
 MOST_DIGITS = 18
@@ -68,14 +76,18 @@ def resume_plan(
         return None
     found = load_plan(index, choice, store)
     if found is not None and devices:
-        number, plan = found
-        here = hardware_info().fingerprint
-        if plan.hardware_fingerprint != here:
-            raise ProfileMismatchError(
-                f"plan {number} was made from a profile of machine {plan.hardware_fingerprint}, this is machine "
-                f"{here}; run profile and plan here"
-            )
+        refuse_other_machine(*found)
     return found
+
+
+def refuse_other_machine(number: int, plan: Plan) -> None:
+    """Raises ProfileMismatchError: plan ``number`` was made for another machine."""
+    here = hardware_info().fingerprint
+    if plan.hardware_fingerprint != here:
+        raise ProfileMismatchError(
+            f"plan {number} was made from a profile of machine {plan.hardware_fingerprint}, this is machine "
+            f"{here}; run profile and plan here"
+        )
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

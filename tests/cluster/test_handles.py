@@ -24,7 +24,14 @@ from hybridindex.cluster.nodes import calls
 from hybridindex.cluster.nodes.options import OPTIONS_FILE, read_options
 from hybridindex.cluster.reach import kept_ca
 from hybridindex.cluster.state import ClusterRequest, ClusterState, NodeEntry, hold_state, write_state
-from hybridindex.errors import BuildError, CorruptIndexError, InvalidInputError, ServiceError, UnreachableError
+from hybridindex.errors import (
+    BuildError,
+    CorruptIndexError,
+    InfeasiblePlanError,
+    InvalidInputError,
+    ServiceError,
+    UnreachableError,
+)
 from tests.clustered import small_index
 
 PLACE = {"NodeID": "a", "NodeManagerHostname": "host", "NodeManagerAddress": "10.0.0.7"}
@@ -228,3 +235,40 @@ def test_a_port_that_is_none_is_not_taken(tmp_path, kept):
     node = object.__new__(NodeProcess)
     node._folder, node._spec = tmp_path, SimpleNamespace(host="127.0.0.1")
     assert 0 < node._choose_port() < 65_536
+
+
+def test_a_node_that_cannot_take_a_plan_is_named_and_others_take_it(tmp_path, monkeypatch):
+    answers = {
+        "node-0": ServiceError("another machine"),
+        "node-1": {"plan_id": 7, "lists_to_move": 3, "bytes_to_move": 4096, "unplaced_lists": 0},
+        "node-2": {"plan_id": 7, "lists_to_move": 0, "bytes_to_move": 0, "unplaced_lists": 1},
+    }
+    asked = []
+
+    def apply_on(_, name, choice, **options):
+        asked.append((name, choice, options))
+        if isinstance(answers[name], Exception):
+            raise answers[name]
+        return answers[name]
+
+    cluster = Cluster(tmp_path, "x", tmp_path, None)
+    NodeOptions(memory_bytes=1, data=tmp_path, serve=("--store", "postgresql://h/d")).keep(tmp_path)
+    monkeypatch.setattr(Cluster, "status", lambda _: {"nodes": [{"name": name, "drains": False} for name in answers]})
+    monkeypatch.setattr(Cluster, "_apply_on", apply_on)
+    done = cluster.apply_plan(force=True)["nodes"]
+    assert [node["problem"] for node in done] == ["another machine", None, None]
+    assert [node["moved_lists"] for node in done] == [None, 3, 0]
+    assert [node["unplaced_lists"] for node in done] == [None, 0, 1]
+    # The plan that the first one took, whatever is the latest then.
+    assert [choice for _, choice, _ in asked] == ["latest", "latest", "7"]
+    assert asked[0][2] == {"force": True, "bandwidth_share": None}
+    answers |= dict.fromkeys(("node-1", "node-2"), UnreachableError("away"))
+    with pytest.raises(ServiceError, match="another machine"):
+        cluster.apply_plan()
+    asked.clear()
+    answers["node-1"] = InfeasiblePlanError("misses its SLO")
+    with pytest.raises(InfeasiblePlanError):
+        cluster.apply_plan()
+    assert [name for name, *_ in asked] == ["node-0", "node-1"]
+    with pytest.raises(InvalidInputError, match="bandwidth_share is 2"):
+        cluster.apply_plan(bandwidth_share=2)

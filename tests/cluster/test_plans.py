@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import hybridindex as hx
 from hybridindex.client import Client
 from hybridindex.cluster import NodeOptions
 from hybridindex.errors import InvalidInputError, ProfileError, StoreError
+from hybridindex.plans import stored
 from hybridindex.plans.current import current_plan, make_current, save_plan
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.service.cluster.handed_plan import PLANS_FILE, hand_out, take_plan
 from hybridindex.store import ControlStore
 from tests.cluster.searches import NPROBE, K, Load, wait_until
@@ -144,7 +147,7 @@ def apply_another(path, coverage=0.6):
         make_current(store, plan, number, verified=False, why="applied")
 
 
-def test_a_plan_is_taken_once_and_none_leaves_the_node_s_own(path, tmp_path, caplog):
+def test_a_plan_is_taken_once_and_none_leaves_the_node_s_own(path, tmp_path, caplog, monkeypatch):
     share, file = tmp_path / "share", tmp_path / PLANS_FILE
     share.mkdir()
 
@@ -171,6 +174,15 @@ def test_a_plan_is_taken_once_and_none_leaves_the_node_s_own(path, tmp_path, cap
     hand_out(path, tmp_path)
     take_plan(file, share)
     assert coverage() == 0.6
+    # One of another kind of machine would close the devices: the node keeps its own.
+    apply_another(path, 0.7)
+    hand_out(path, tmp_path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(stored, "hardware_info", lambda: replace(hardware_info(), fingerprint="another"))
+        take_plan(file, share)
+    assert "this is machine another" in caplog.text
+    assert coverage() == 0.6
+    caplog.clear()
     file.write_bytes(b"nonsense")
     take_plan(file, share)
     assert "the plan of the index is not taken" in caplog.text

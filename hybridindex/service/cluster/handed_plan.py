@@ -17,7 +17,7 @@ from hybridindex.errors import HybridIndexError, InvalidInputError, MissingFileE
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import PLAN_CURRENT, apply_offline, keep_current, save_plan, stored_as
 from hybridindex.plans.precision import choose_view
-from hybridindex.plans.stored import load_plan
+from hybridindex.plans.stored import load_plan, refuse_other_machine
 from hybridindex.store.control import ControlStore
 
 __all__ = ["PLANS_FILE", "apply_stored", "hand_out", "note_taken", "store_plan", "take_plan", "try_to_hand_out"]
@@ -70,7 +70,8 @@ def try_to_hand_out(index: Path, folder: Path) -> None:
 
 def take_plan(file: Path, share: Path) -> None:
     """Makes the plan that was handed out the current one of a node, unless it took that before: the node may have gone
-    on from it. Before its daemon starts. What fails is logged.
+    on from it. Before its daemon starts. What fails is logged, also that the plan is of another kind of machine: the
+    node keeps its own.
 
     Args:
         file: the copy that was handed out; there may be none.
@@ -80,6 +81,7 @@ def take_plan(file: Path, share: Path) -> None:
         handed, taken = _read(file), share / _TAKEN_FILE
         if handed is None or (filesystem.exists(taken) and filesystem.read_text(taken) == handed.event):
             return
+        refuse_other_machine(handed.plan_id, handed.plan)
         with ControlStore.open(share / STORE_FILE) as own:
             keep_current(own, handed.plan, why="handed out")
         note_taken(share, handed.event)
@@ -117,6 +119,8 @@ def note_taken(share: Path, event: str) -> None:
 class _Handed(NamedTuple):
     #: Names when it became the current plan of the index.
     event: str
+    #: In the store of the index.
+    plan_id: int
     plan: Plan
 
 
@@ -131,4 +135,4 @@ def _read(file: Path) -> _Handed | None:
                 return None
             stored = handed.load_plan(plan_id)
             plan = Plan.from_record(stored.record, handed.load_profile(stored.profile_id))
-            return _Handed(f"{newest.at} {plan_id}", plan)
+            return _Handed(f"{newest.at} {plan_id}", plan_id, plan)

@@ -177,7 +177,7 @@ def problem_of(error: BaseException) -> Problem:
         words = "the control store cannot be read or written; GET /healthz and the log say why"
         return Problem(507, "store", "Control store unavailable", words)
     if isinstance(error, CorruptIndexError):
-        words = "a file of the index is damaged; hybridindex verify names it, and the log, under this request id"
+        words = "a file of the index is damaged; hybridindex verify and the log name it"
         return Problem(507, "damaged-index", "A file of the index is damaged", words)
     if isinstance(error, ProfileError):
         return Problem(409, "no-profile", "No usable profile", "there is no profile that this needs; see the log")

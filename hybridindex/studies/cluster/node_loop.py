@@ -249,6 +249,7 @@ class _Loop:
             elif early and not task.visits:
                 done = split
             self._answer(node, task, done)
+            # Questions leave after the scan: what asking takes is paid on their way.
             if self._asked and early:
                 asking_of_task_s = parts[place] * asking_s if parts is not None else 0.0
                 self._ask_to_compare(node, done - tail - compare_s / len(own) - asking_of_task_s, [task])

@@ -247,7 +247,7 @@ def test_a_damaged_file_is_said_and_not_called_an_error_of_the_daemon(make_servi
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
         caplog.clear()
-        with pytest.raises(CorruptIndexError, match="hybridindex verify names it"):
+        with pytest.raises(CorruptIndexError, match="hybridindex verify and the log name it"):
             client.compact()
         assert file.name in caplog.text
         assert client.search(FAR[:1], 1, 24).ids.tolist() == [[9000]]
