@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 NAMESPACE = "hybridindex"
 #: For a Ray cluster to answer, and for a node to start again.
 _CONNECT_S, _START_S = 5.0, 180.0
+#: Of actors' environments. Daemons open the machine's GPUs themselves; older Ray (2.52) hides all of them from an actor
+#: that asks for none.
+_SEES_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: Before a manager that could not go on from its state tries again.
 _AGAIN_S = 2.0
 
@@ -236,6 +239,7 @@ def start_actor(ray: Any, kind: type, name: str, *arguments: Any, node_id: str |
         "max_restarts": -1,
         "num_cpus": 0,
         "max_concurrency": threads,
+        "runtime_env": {"env_vars": _SEES_GPUS},
     }
     if node_id is not None:
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)

@@ -185,6 +185,9 @@ def test_nodes_of_a_ray_that_runs_take_the_plan_and_its_manager_waits_for_its_st
     with hx.build(clustered(3000, seed=1), path, nlist=32, metric="l2") as index:
         index.profile(clustered(80, seed=7), nprobe=6, max_seconds=1, devices=0)
     apply_plan(path, 0.3)
+    # As Ray 2.52 does by itself, it hides all GPUs from actors that ask for none.
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     program = "import sys, pathlib, hybridindex.cluster.local_ray as it; it.start_local(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, tmp_path], check=True)
     ray = read_local(tmp_path)
@@ -202,6 +205,8 @@ def test_nodes_of_a_ray_that_runs_take_the_plan_and_its_manager_waits_for_its_st
             return said["plan_id"], said["note"]
 
         assert plan() == (1, None)
+        [pid] = processes_of(tmp_path, "--node node-0 ")
+        assert "CUDA_VISIBLE_DEVICES=3" in Path(f"/proc/{pid}/environ").read_text().split("\0")
         apply_plan(path, 0.6)
         run("restart", path, "--force", "--address", ray.address)
         assert plan() == (2, None)
